@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagoda_runtime.errors import GrammarError
 
@@ -61,9 +61,10 @@ class GrammarCompiler:
         """
         ends = None if eos_token_ids is None else list(eos_token_ids)
         try:
-            self._tokenizer = LLTokenizer(tokenizer_json, eos_token=ends)
-            if self._tokenizer.vocab_size < (vocab_size or 0):
-                self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends)
+            whole = LLTokenizer(tokenizer_json, eos_token=ends)
+            num_bits = max(whole.vocab_size, vocab_size or 0)
+            plain = TokenizerWrapper(_PlainText(whole))
+            self._tokenizer = LLTokenizer(plain, n_vocab=num_bits, eos_token=whole.eos_tokens)
         except Exception as error:  # whatever a Rust library says of a strange file
             raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
         self.eos_token_ids = tuple(self._tokenizer.eos_tokens)
@@ -109,6 +110,31 @@ class GrammarCompiler:
             return ""
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         return _shown(matcher.get_error()) if matcher.is_error() else ""
+
+
+class _PlainText:
+    """A tokenizer of what a grammar writes: text that looks like a special token is no such token.
+
+    llguidance takes text that is forced as its tokenizer has it, which of "<s>" is often the token
+    that begins a prompt, and then does not match that token with the text. For what is here see
+    `TokenizerWrapper`.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, whole: LLTokenizer) -> None:
+        self._whole = whole
+        token_ids = range(whole.vocab_size)
+        self.eos_token_id = whole.eos_token
+        self.tokens = [whole.decode_bytes([token_id]) for token_id in token_ids]
+        self.special_token_ids = [i for i in token_ids if whole.is_special_token(i)]
+        self._special = frozenset(self.special_token_ids)
+
+    def __call__(self, text: bytes) -> list[int]:
+        token_ids = self._whole.tokenize_bytes(text)
+        if self._special.isdisjoint(token_ids):
+            return token_ids
+        return self._whole.greedy_tokenize(text.decode())  # knows tokens of text alone
 
 
 def check(matcher: LLMatcher) -> None:

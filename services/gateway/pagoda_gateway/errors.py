@@ -32,6 +32,7 @@ from typing import Any
 MAX_MESSAGE_BYTES = 15_000  # an error body stays below 32 kB whatever the client sent
 MAX_PROBLEMS = 64
 MAX_VALUE_CHARS = 200
+MAX_PARAM_CHARS = 200
 _MAX_SHOWN_LEVELS = 3
 
 
@@ -100,6 +101,20 @@ class InvalidRequestError(GatewayError, ValueError):
     status = 400
     kind = "invalid_request_error"
     code = "invalid_value"
+    several: tuple["InvalidRequestError", ...] = ()
+    """What it says together, of one that was `joined`."""
+
+    def at(self, field: str) -> "InvalidRequestError":
+        """Return it with the whole name of what is wrong, where it does not know that itself.
+
+        What a validator finds in an item, which knows no index, has no param, or one that begins
+        within the item (".text", "[1].text"), and a message that goes on from the name.
+        """
+        place = self.param or ""
+        if place and place[0] not in ".[":
+            return self
+        name = (field + place)[:MAX_PARAM_CHARS]
+        return type(self)(f"'{name}' {self}", param=name)
 
 
 class ContextLengthError(InvalidRequestError):
@@ -325,6 +340,10 @@ class Problems:
         self._errors.append(error)
         return True
 
+    def __len__(self) -> int:
+        """Return how many there are so far."""
+        return len(self._errors)
+
     def raise_all(self) -> None:
         """Raise what was gathered, if anything was."""
         if self._errors:
@@ -334,11 +353,13 @@ class Problems:
 def joined(errors: Sequence[InvalidRequestError]) -> InvalidRequestError:
     """Return one error that says all of them once; kind, code and param are the first one's."""
     first, lines = errors[0], list(dict.fromkeys(map(str, errors)))
-    if len(lines) == 1:
+    if len(errors) == 1:
         return first
     more, lines = len(lines) - MAX_PROBLEMS, lines[:MAX_PROBLEMS]
     lines += [f"and {more} more problems"] * (more > 0)
-    return type(first)("; ".join(lines), param=first.param)
+    error = type(first)("; ".join(lines), param=first.param)
+    error.several = tuple(errors)
+    return error
 
 
 def error_body(

@@ -20,6 +20,7 @@ from pagoda_runtime.messaging import subjects
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 TwoModels = tuple[Running, ScriptedWorker]
+ADMIN_KEY = "admin-key-0123456789"
 OTHER_TEMPLATE = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
 
 
@@ -104,6 +105,24 @@ async def test_lists_names_then_aliases(two_models: TwoModels) -> None:
     assert [model["quantization"] for model in listed] == ["none", "awq-int4", "awq-int4", "none"]
     assert one in listed
     assert ids == [model["id"] for model in listed]
+
+
+@pytest.mark.parametrize(
+    ("may_use", "listed"), [("small", ["small"]), ("tiny", ["tiny", "small"]), ("large", [])]
+)
+async def test_a_key_is_told_of_what_it_may_use(
+    start: Start, bus: Any, may_use: str, listed: list[str]
+) -> None:
+    async with start(ScriptedWorker(bus, card_of("tiny", "small")), admin_key=ADMIN_KEY) as running:
+        sent = {"tenant": "default", "models": [may_use]}
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        key = (await running.http.post("/admin/keys", json=sent, headers=headers)).json()["key"]
+        own = {"authorization": f"Bearer {key}"}
+        found = (await running.http.get("/v1/models", headers=own)).json()["data"]
+        assert [model["id"] for model in found] == listed
+        for name in ("tiny", "small"):
+            answer = await running.http.get(f"/v1/models/{name}", headers=own)
+            assert (answer.status_code == 200) == (name in listed)
 
 
 async def test_a_card_says_what_kv_takes(two_models: TwoModels) -> None:

@@ -350,7 +350,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"tools": [{"type": "function"}]}, "'tools[0].name'"),
         ({"tools": [WEATHER, {**WEATHER, "name": ""}]}, "'tools[1].name'"),
         ({"tools": [WEATHER, WEATHER]}, "'tools[1].name'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text': this field"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text' is required"),
         ({"tools": [WEATHER], "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "'x'"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

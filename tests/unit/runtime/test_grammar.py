@@ -1,7 +1,10 @@
 import json
+import re
 
+import numpy as np
 import pytest
 from support.demo import tokenizer_json
+from tokenizers import Tokenizer
 
 from pagoda_runtime.errors import GrammarError
 from pagoda_runtime.grammar import MAX_CACHED, MAX_GRAMMAR_BYTES, GrammarCompiler
@@ -55,3 +58,51 @@ def test_only_the_latest_are_remembered(compiler: GrammarCompiler) -> None:
 def test_a_tokenizer_of_no_kind_is_an_error() -> None:
     with pytest.raises(GrammarError, match="no grammars with this tokenizer"):
         GrammarCompiler('{"model": {}}')
+
+
+def followed(compiler: GrammarCompiler, text: str) -> list[int]:
+    """Return a way through a grammar: what is forced, and else the first token that may come."""
+    matcher = compiler.compile(text).matcher()
+    token_ids: list[int] = []
+    while not matcher.is_stopped():
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+        assert allowed, matcher.get_error()
+        forced = matcher.compute_ff_tokens()
+        assert allowed == forced[:1] or not forced
+        if allowed == list(compiler.eos_token_ids):
+            break
+        token_ids.append(next(i for i in allowed if i not in compiler.eos_token_ids))
+        assert matcher.consume_token(token_ids[-1]), matcher.get_error()
+    return token_ids
+
+
+@pytest.mark.parametrize("mark", ["<|end|>", "<|user|>", "<|pad|>", "<think>", "[INST]", "</s>"])
+def test_text_that_looks_like_a_special_token_is_text(mark: str) -> None:
+    described = json.loads(tokenizer_json())
+    first = max(described["model"]["vocab"].values()) + 1
+    kinds = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    names = [("<think>", False), ("[INST]", True), ("</s>", True), ("   ", False)]
+    described["added_tokens"] += [
+        {"id": first + i, "content": name, "special": special, **kinds}
+        for i, (name, special) in enumerate(names)
+    ]
+    compiler = GrammarCompiler(json.dumps(described), eos_token_ids=[1])
+    tokenizer = Tokenizer.from_str(json.dumps(described))
+    special = {token["id"] for token in described["added_tokens"]} - {first + len(names) - 1}
+    wanted = f"a{mark}   b{mark}"
+    pattern = re.escape(mark).replace("/", r"\/")
+    for rule in (json.dumps(wanted), f'"a" /{pattern}/ "   b" "{mark}"'):
+        found = followed(compiler, lark(f"start: {rule}"))
+        assert special.isdisjoint(found)
+        assert tokenizer.decode(found, skip_special_tokens=True) == wanted
+
+
+def test_a_special_token_that_a_grammar_names_is_one(compiler: GrammarCompiler) -> None:
+    assert followed(compiler, lark('start: <|user|> <[5]> "!"')) == [3, 5, 6]
+
+
+def test_forced_text_is_tokenised_as_a_prompt_is(compiler: GrammarCompiler) -> None:
+    text = "What news from Rome, good sir?"
+    wanted = Tokenizer.from_str(tokenizer_json()).encode(text, add_special_tokens=False).ids
+    assert followed(compiler, lark(f"start: {json.dumps(text)}")) == wanted

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's API: fields, types, ranges. Blocks are checked by `conversation`."""
+"""Bodies of Anthropic's API: fields, types, ranges."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from pagoda_gateway.openai.schemas.base import (
     RequestModel,
 )
 from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
+from pagoda_gateway.openai.schemas.contents import check_content
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
 from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, check_choice_among, check_names
 
@@ -23,20 +24,59 @@ MAX_STOP_SEQUENCES = 16
 StopSequence = Annotated[str, Field(min_length=1, max_length=checks.MAX_STOP_STRING_CHARS)]
 
 
-def _check_content(value: Any) -> Any:
-    if not isinstance(value, str | list):
-        raise InvalidRequestError(f"must be text or a list of blocks, not {shorten(value)}")
-    return value
+def _check_text(place: str, block: Any) -> None:
+    match block:
+        case {"type": "text", "text": str()}:
+            return
+    kind = block.get("type") if isinstance(block, dict) else None
+    raise InvalidRequestError(
+        f"has type {shorten(kind)} or lacks a field of it; this model takes blocks of type text "
+        "and, from an assistant, tool_use (id, name, input) and thinking, from a user, "
+        "tool_result (tool_use_id, content)",
+        param=place,
+    )
 
 
-Blocks = Annotated[Content, AfterValidator(_check_content)]
+def _check_users(place: str, block: Any) -> None:
+    match block:
+        case {"type": "tool_result", "tool_use_id": str()}:
+            result = block.get("content") or ""
+            check_content(f"{place}.content", result, _check_text, parts="blocks")
+        case _:
+            _check_text(place, block)
+
+
+def _check_assistants(place: str, block: Any) -> None:
+    match block:
+        case {"type": "tool_use", "id": str(), "name": str(), "input": dict()}:
+            pass
+        case {"type": "thinking", "thinking": str()} | {"type": "redacted_thinking"}:
+            pass
+        case _:
+            _check_text(place, block)
+
+
+def _checked_texts(content: Any) -> Any:
+    check_content("", content, _check_text, parts="blocks")
+    return content
+
+
+_CHECKS = {"user": _check_users, "assistant": _check_assistants, "system": _check_text}
+Texts = Annotated[Content, AfterValidator(_checked_texts)]
 
 
 class Turn(RequestModel):
     """One message; its content is text or blocks."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Content
+
+    @field_validator("content")
+    @classmethod
+    def _check_content(cls, value: Any, info: ValidationInfo) -> Any:
+        if "role" in info.data:  # not there: wrong itself
+            check_content("", value, _CHECKS[info.data["role"]], parts="blocks")
+        return value
 
 
 class ClientTool(RequestModel):
@@ -116,7 +156,7 @@ class CountTokensBody(RequestBody):
 
     model: str = Field(min_length=1, max_length=512)
     messages: Items[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: Blocks | None = None
+    system: Texts | None = None
     tools: Items[ClientTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     thinking: Thinking | None = None

@@ -1,6 +1,7 @@
 """Request bodies: bounds first, then JSON, then its schema; errors name the field."""
 
 import contextlib
+import itertools
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
@@ -11,7 +12,13 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from pagoda_gateway.body_budget import HeldBytes
-from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, joined, shorten
+from pagoda_gateway.errors import (
+    MAX_PARAM_CHARS,
+    InvalidRequestError,
+    MediaTypeError,
+    joined,
+    shorten,
+)
 from pagoda_gateway.http.body_reader import BodyReader, check_encoding
 from pagoda_gateway.http.further_problems import with_further
 from pagoda_gateway.http.ignored_fields import note_ignored
@@ -20,7 +27,6 @@ from pagoda_gateway.json_limits import check_structure, json_problem
 
 Body = TypeVar("Body", bound=BaseModel)
 
-_MAX_PARAM_CHARS = 200
 _UNION_PART = re.compile(r"^[a-z]+\[.*\]$")
 
 
@@ -103,17 +109,16 @@ def validated(
     except ValidationError as error:
         problems = with_further(error.errors(include_url=False), value, schema, limits)
         # Not its cause: traces and logs would print what the client sent, all of it.
-        raise joined([_translate(problem) for problem in problems]) from None
+        found = itertools.chain.from_iterable(map(_translate, problems))
+        raise joined(list(found)) from None
 
 
-def _translate(problem: ErrorDetails) -> InvalidRequestError:
+def _translate(problem: ErrorDetails) -> list[InvalidRequestError]:
     param = _param(problem)
     raised = problem.get("ctx", {}).get("error")  # by a validator of ours
     if isinstance(raised, InvalidRequestError):
-        if raised.param is not None:
-            return raised
-        return type(raised)(f"'{param}' {raised}", param=param)  # an item's, which knows no index
-    return InvalidRequestError(f"'{param}': {_describe(problem)}", param=param)
+        return [error.at(param) for error in raised.several or [raised]]
+    return [InvalidRequestError(f"'{param}': {_describe(problem)}", param=param)]
 
 
 def _param(problem: ErrorDetails) -> str:
@@ -124,7 +129,7 @@ def _param(problem: ErrorDetails) -> str:
             path += f"[{part}]"
         elif not _UNION_PART.match(part):
             path += f".{part}" if path else part
-    return path[:_MAX_PARAM_CHARS]
+    return path[:MAX_PARAM_CHARS]
 
 
 def _describe(problem: ErrorDetails) -> str:

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pagoda_gateway.errors import InvalidRequestError, joined, shorten
-from pagoda_gateway.openai.schemas.messages import Message, wrong_text
+from pagoda_gateway.openai.schemas.contents import TEXT_FIELDS
+from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import ToolHistory
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens, PromptMaker
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.templates.shape import TemplateShape
 
-MAX_NAMED_MESSAGES = 16  # of those that are wrong
 NO_EFFORT = "none"
 
 
@@ -31,7 +30,7 @@ async def conversation_tokens(
     `add_generation_prompt` and `continue_final_message` exclude each other: see `checks`.
 
     Raises:
-        InvalidRequestError: names the message and the part of it that cannot be rendered.
+        InvalidRequestError: the model's template cannot render it.
     """
     template = prompts.template.with_tools if tools else prompts.template
     continues = bool(continue_final_message)
@@ -64,31 +63,21 @@ def template_variables(
 
 def content_text(message: Message) -> str:
     """Return the text of a message that has been rendered."""
-    return "\n".join(_content_texts("messages[-1]", message))
+    return "\n".join(_content_texts(message))
 
 
 def _template_messages(messages: Sequence[Message], template: ChatTemplate) -> list[dict[str, Any]]:
-    """Return what the template sees, or raise one error of the first few that are wrong."""
     history = ToolHistory(template.shape)
-    seen: list[dict[str, Any]] = []
-    errors: list[InvalidRequestError] = []
-    for index, message in enumerate(messages):
-        try:
-            seen.append(_template_message(index, message, template, history))
-        except InvalidRequestError as error:
-            errors.append(error)
-            if len(errors) == MAX_NAMED_MESSAGES:
-                break
-    if errors:
-        raise joined(errors)
-    return seen
+    return [
+        _template_message(f"messages[{index}]", message, template, history)
+        for index, message in enumerate(messages)
+    ]
 
 
 def _template_message(
-    index: int, message: Message, template: ChatTemplate, history: ToolHistory
+    where: str, message: Message, template: ChatTemplate, history: ToolHistory
 ) -> dict[str, Any]:
-    """Return what the template sees of one message."""
-    where = f"messages[{index}]"
+    """Return what the template sees of one message; errors name it `where`."""
     role: str = message.role
     if role == "developer" and not template.habits.knows_developer:
         role = "system"  # OpenAI's newer word for it
@@ -96,7 +85,7 @@ def _template_message(
         role = "tool"  # as the call that it answers became one of a tool
     calls = history.calls(where, message)
     thought = message.reasoning_content or message.reasoning
-    texts = _content_texts(where, message)
+    texts = _content_texts(message)
     seen: dict[str, Any] = {"role": role, "content": _content(texts, message, template.shape)}
     if calls:
         seen["tool_calls"] = calls
@@ -119,30 +108,11 @@ def _content(texts: list[str], message: Message, shape: TemplateShape) -> Any:
     return "\n".join(texts)
 
 
-def _content_texts(where: str, message: Message) -> list[str]:
+def _content_texts(message: Message) -> list[str]:
     """Return the text of each part; of plain text, one."""
     content = message.content
     if isinstance(content, str):
         return [content]
     if content is None:
         return [message.refusal or ""]
-    if not isinstance(content, list):
-        raise InvalidRequestError(
-            f"'{where}.content' must be text or a list of parts, not {shorten(content)}",
-            param=f"{where}.content",
-        )
-    return [_part_text(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
-
-
-def _part_text(where: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in ("text", "refusal"):
-        text = part.get(kind)
-        if isinstance(text, str):
-            return text
-        raise wrong_text(where, kind, part)
-    raise InvalidRequestError(
-        f"'{where}' has type {shorten(kind)}; this model takes only text parts "
-        '{"type": "text", "text": "..."}',
-        param=where,
-    )
+    return [part[TEXT_FIELDS[part["type"]]] for part in content]

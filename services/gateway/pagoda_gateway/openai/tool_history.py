@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from pagoda_gateway.dialects import fitting_call_id
-from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.text.templates.shape import TemplateShape
 
@@ -31,7 +31,7 @@ class ToolHistory:
         """Return the calls of the message that errors name `where`.
 
         Raises:
-            InvalidRequestError: names the call and the field that is wrong.
+            InvalidRequestError: the arguments so far have too many values.
         """
         if message.function_call is not None and not message.tool_calls:  # OpenAI's older word
             function = self._function(f"{where}.function_call", message.function_call)
@@ -42,13 +42,8 @@ class ToolHistory:
         ]
 
     def _call(self, where: str, call: dict[str, Any]) -> dict[str, Any]:
-        kind, call_id = call.get("type", "function"), call.get("id")
-        if kind != "function":
-            raise _wrong(f"{where}.type", kind, "function")
-        if not isinstance(call_id, str | None):
-            raise _wrong(f"{where}.id", call_id, "text")
-        seen = {"type": kind, "function": self._function(f"{where}.function", call.get("function"))}
-        return self._identified(call_id, seen)
+        function = self._function(f"{where}.function", call["function"])
+        return self._identified(call.get("id"), {"type": "function", "function": function})
 
     def _identified(self, call_id: str | None, call: dict[str, Any]) -> dict[str, Any]:
         if call_id is None:
@@ -69,16 +64,10 @@ class ToolHistory:
             return f"call_{number}" if call_id is None else call_id
         return fitting_call_id(f"\0{number}" if call_id is None else call_id, num_chars)
 
-    def _function(self, where: str, function: Any) -> dict[str, Any]:
-        if not isinstance(function, dict):
-            raise _wrong(where, function, 'an object {"name": "...", "arguments": "{...}"}')
-        name, text = function.get("name"), function.get("arguments")
-        if not isinstance(name, str) or not name:
-            raise _wrong(f"{where}.name", name, "the function's name")
+    def _function(self, where: str, function: dict[str, Any]) -> dict[str, Any]:
+        name, text = function["name"], function.get("arguments")
         if isinstance(text, dict):
             text = json.dumps(text, ensure_ascii=False)  # as templates write them
-        if not isinstance(text, str | None):
-            raise _wrong(f"{where}.arguments", text, "JSON as text")
         arguments = self._object(f"{where}.arguments", text or "")
         if not self._shape.arguments_text:
             return {"name": name, "arguments": arguments}
@@ -99,7 +88,3 @@ class ToolHistory:
         except (orjson.JSONDecodeError, orjson.JSONEncodeError):
             return {}
         return found if isinstance(found, dict) else {}
-
-
-def _wrong(where: str, value: Any, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{where}' is {shorten(value)}; it must be {wanted}", param=where)

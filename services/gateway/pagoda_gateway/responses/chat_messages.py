@@ -1,10 +1,11 @@
-"""Items of input: from the Responses API's to the messages of a chat."""
+"""Items of input: what they may be, and how they become the messages of a chat."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
-from pagoda_gateway.openai.schemas.messages import Message, wrong_text
+from pagoda_gateway.openai.schemas.contents import check_content, check_each, check_text_part
+from pagoda_gateway.openai.schemas.messages import Message
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_FIELDS = {
@@ -16,63 +17,69 @@ def input_items(sent: Any) -> list[Any]:
     """Return a body's `input` as items.
 
     Raises:
-        InvalidRequestError: it is neither text nor a list.
+        InvalidRequestError: it is neither text nor a list, or names the items that are wrong.
     """
     if isinstance(sent, str):
         return [{"type": "message", "role": "user", "content": sent}]
     if isinstance(sent, list) and sent:
+        check_each("", sent, check_item)
         return sent
     raise InvalidRequestError(
         f"'input' must be text or a list of items (not empty), not {shorten(sent)}", param="input"
     )
 
 
-def chat_messages(
-    instructions: str | None, items: Sequence[Any], *, num_previous: int, field: str = "input"
-) -> list[Message]:
-    """Return items as a chat's messages.
+def check_item(place: str, item: Any) -> None:
+    """Raise InvalidRequestError unless it is an item of a conversation."""
+    match item:
+        case {"type": "reasoning"}:
+            pass  # of which what can be read is
+        case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
+            pass
+        case {"type": "function_call_output", "call_id": str(), "output": output}:
+            check_content(f"{place}.output", output, _check_part)
+        case {"role": str(role), "content": content} if (
+            role in ROLES and item.get("type", "message") == "message"
+        ):
+            check_content(f"{place}.content", content, _check_part)
+        case _:
+            kind = item.get("type") if isinstance(item, dict) else item
+            raise InvalidRequestError(
+                f"has type {shorten(kind)} or lacks a field of it; this server takes message "
+                f"(role: {', '.join(ROLES)}; content), function_call (call_id, name, arguments), "
+                "function_call_output (call_id, output) and reasoning",
+                param=place,
+            )
 
-    Args:
-        instructions: what comes before all of them.
-        items: of the conversation so far.
-        num_previous: so many of them are not this request's.
-        field: of the body that has the others.
 
-    Raises:
-        InvalidRequestError: names the item that cannot be one, and what it may be.
-    """
+def _check_part(place: str, part: Any) -> None:
+    check_text_part(place, part, _TEXT_FIELDS, "input_text and output_text")
+
+
+def chat_messages(instructions: str | None, items: Sequence[dict[str, Any]]) -> list[Message]:
+    """Return items as a chat's messages, behind `instructions`."""
     messages: list[dict[str, Any]] = []
     thoughts: list[str] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
-    for index, item in enumerate(items):
-        _add(messages, thoughts, f"{field}[{index - num_previous}]", item)
+    for item in items:
+        _add(messages, thoughts, item)
     return [Message.model_construct(**message) for message in messages]
 
 
-def _add(messages: list[dict[str, Any]], thoughts: list[str], where: str, item: Any) -> None:
+def _add(messages: list[dict[str, Any]], thoughts: list[str], item: dict[str, Any]) -> None:
     """Add an item to the messages; `thoughts` are for the assistant's next one."""
-    match item:
-        case {"type": "reasoning"}:
+    match item.get("type"):
+        case "reasoning":
             thoughts += _thoughts(item)
             return
-        case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
+        case "function_call":
             _add_call(messages, item, is_new=bool(thoughts))
-        case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
-            content = _texts(f"{where}.output", output)
-            messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
-        case {"role": str(role), "content": content} if (
-            role in ROLES and item.get("type", "message") == "message"
-        ):
-            messages.append({"role": role, "content": _texts(f"{where}.content", content)})
+        case "function_call_output":
+            content = _texts(item["output"])
+            messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
         case _:
-            kind = item.get("type") if isinstance(item, dict) else item
-            raise InvalidRequestError(
-                f"'{where}' has type {shorten(kind)} or lacks a field of it; this server takes "
-                f"message (role: {', '.join(ROLES)}; content), function_call (call_id, name, "
-                "arguments), function_call_output (call_id, output) and reasoning",
-                param=where,
-            )
+            messages.append({"role": item["role"], "content": _texts(item["content"])})
     if thoughts and messages[-1]["role"] == "assistant":
         messages[-1]["reasoning_content"] = "\n".join(thoughts)
     thoughts.clear()  # those that no answer came of are nobody's
@@ -107,27 +114,8 @@ def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], *, is_new: b
     messages[-1].setdefault("tool_calls", []).append(call)
 
 
-def _texts(where: str, content: Any) -> Any:
+def _texts(content: str | list[dict[str, Any]]) -> Any:
     """Return text as it is, and parts as a chat has them."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list):
-        return [_part(f"{where}[{i}]", part) for i, part in enumerate(content)]
-    raise InvalidRequestError(
-        f"'{where}' must be text or a list of parts, not {shorten(content)}", param=where
-    )
-
-
-def _part(where: str, part: Any) -> dict[str, str]:
-    kind = part.get("type") if isinstance(part, dict) else None
-    field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
-    if field:
-        text = part.get(field)
-        if isinstance(text, str):
-            return {"type": "text", "text": text}
-        raise wrong_text(where, field, part)
-    raise InvalidRequestError(
-        f"'{where}' has type {shorten(kind)}; this model takes only text: input_text and "
-        "output_text",
-        param=where,
-    )
+    return [{"type": "text", "text": part[_TEXT_FIELDS[part["type"]]]} for part in content]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
-from pagoda_gateway.responses.chat_messages import chat_messages
 from pagoda_gateway.responses.input_items import listed, with_ids
 from pagoda_gateway.responses.kept import ResponseStore, Value
 from pagoda_runtime.identity import new_ulid
@@ -29,7 +28,6 @@ class Conversations:
         """Begin a conversation with some items; return it.
 
         Raises:
-            InvalidRequestError: an item cannot be one.
             StorageFullError: there is no room to keep it.
         """
         conversation_id = f"{PREFIX}{new_ulid()}"
@@ -39,7 +37,7 @@ class Conversations:
             "created_at": int(self._clock()),
             "metadata": metadata,
         }
-        value = {"conversation": conversation, "items": with_ids([], _checked(items), new_ulid())}
+        value = {"conversation": conversation, "items": with_ids([], items, new_ulid())}
         if not await self._store.put(tenant, conversation_id, value):
             raise StorageFullError(
                 "there is no room to keep a conversation: those of all tenants, and their "
@@ -106,11 +104,9 @@ class Conversations:
         """Add what a client sends; return it with ids.
 
         Raises:
-            InvalidRequestError: an item cannot be one.
             StorageFullError: there would be too many.
             NotFoundError: see `find`.
         """
-        _checked(items)
         value = await self._change(tenant, conversation_id, _longer_by(items, new_ulid()))
         added: list[Item] = value["items"][-len(items) :]
         return added
@@ -158,16 +154,6 @@ class Conversations:
         if value is None:
             raise _missing(conversation_id)
         return value
-
-
-def _checked(items: Sequence[Item]) -> Sequence[Item]:
-    """Return items that a chat can have.
-
-    Raises:
-        InvalidRequestError: one cannot be one.
-    """
-    chat_messages(None, items, num_previous=0, field="items")
-    return items
 
 
 def _longer_by(items: Sequence[Item], name: str) -> Callable[[Value], Value]:

@@ -96,7 +96,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         items = [*previous, *sent.input]
         body = _Chat.model_construct(
             model=sent.model,
-            messages=chat_messages(sent.instructions, items, num_previous=len(previous)),
+            messages=chat_messages(sent.instructions, items),
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
             stream_options=sent.stream_options,

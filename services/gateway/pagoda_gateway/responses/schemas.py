@@ -1,11 +1,9 @@
-"""Bodies of /v1/responses and /v1/conversations: fields, types, ranges.
-
-Items are checked by `chat_messages`.
-"""
+"""Bodies of /v1/responses and /v1/conversations: fields, types, ranges."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
     ValidationInfo,
     WithJsonSchema,
@@ -25,6 +23,7 @@ from pagoda_gateway.openai.schemas.base import (
     Refused,
     RequestBody,
     RequestModel,
+    TemplateVariables,
     ToolChoice,
 )
 from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
@@ -40,7 +39,7 @@ from pagoda_gateway.openai.schemas.tools import (
     is_choice,
     other_kind,
 )
-from pagoda_gateway.responses.chat_messages import input_items
+from pagoda_gateway.responses.chat_messages import check_item, input_items
 
 REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
@@ -72,7 +71,15 @@ ConversationName = Annotated[
         }
     ),
 ]
-NewItems = Annotated[Items[dict[str, Any]], Field(max_length=MAX_NEW_ITEMS)]
+
+
+def _checked_item(item: dict[str, Any]) -> dict[str, Any]:
+    check_item("", item)
+    return item
+
+
+NewItem = Annotated[dict[str, Any], AfterValidator(_checked_item)]
+NewItems = Annotated[Items[NewItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
 class FunctionTool(RequestModel):
@@ -140,7 +147,7 @@ class ResponsesBody(RequestBody):
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Bias] | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Items[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

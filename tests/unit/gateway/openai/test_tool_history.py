@@ -206,26 +206,6 @@ async def test_refusals_are_text(tokenizer: ModelTokenizer, model: ServedModel) 
     assert await prompt(tokenizer, model, VISION, message) == "[assistant]no"
 
 
-@pytest.mark.parametrize(
-    ("call", "param"),
-    [
-        ({"type": "custom", "custom": {}}, ".type"),
-        ({"id": 5, "type": "function", "function": {"name": "x", "arguments": ""}}, ".id"),
-        ({"type": "function"}, ".function"),
-        ({"type": "function", "function": {"arguments": "{}"}}, ".function.name"),
-        ({"type": "function", "function": {"name": "", "arguments": "{}"}}, ".function.name"),
-        ({"type": "function", "function": {"name": "x", "arguments": []}}, ".function.arguments"),
-    ],
-)
-async def test_a_wrong_call_is_named(
-    tokenizer: ModelTokenizer, model: ServedModel, call: dict[str, Any], param: str
-) -> None:
-    message = {"role": "assistant", "content": None, "tool_calls": [CALL, call]}
-    with pytest.raises(InvalidRequestError, match=r"messages\[1\]\.tool_calls\[1\]") as caught:
-        await prompt(tokenizer, model, QWEN, HISTORY[0], message)
-    assert caught.value.param == f"messages[1].tool_calls[1]{param}"
-
-
 async def test_values_of_all_arguments_are_limited(
     tokenizer: ModelTokenizer, model: ServedModel
 ) -> None:
@@ -235,11 +215,3 @@ async def test_values_of_all_arguments_are_limited(
     with pytest.raises(InvalidRequestError, match=f"the limit is {MAX_VALUES}") as caught:
         await prompt(tokenizer, model, QWEN, message)
     assert caught.value.param == "messages[0].tool_calls[1].function.arguments"
-
-
-async def test_a_wrong_function_call_is_named(
-    tokenizer: ModelTokenizer, model: ServedModel
-) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        await prompt(tokenizer, model, QWEN, {"role": "assistant", "function_call": {}})
-    assert caught.value.param == "messages[0].function_call.name"

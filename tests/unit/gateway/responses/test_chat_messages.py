@@ -21,8 +21,7 @@ def said(text: str) -> dict[str, Any]:
 def seen(*items: dict[str, Any]) -> list[tuple[str, str | None, int]]:
     """Return the role, reasoning and number of calls of each message."""
     return [
-        (m.role, m.reasoning_content, len(m.tool_calls or []))
-        for m in chat_messages(None, items, num_previous=0)
+        (m.role, m.reasoning_content, len(m.tool_calls or [])) for m in chat_messages(None, items)
     ]
 
 

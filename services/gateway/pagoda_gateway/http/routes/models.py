@@ -24,7 +24,9 @@ def make_router(gateway: Gateway) -> APIRouter:
         """
         entries, key = gateway.catalog.entries, caller_of(request).key
         cards = [
-            _card(id_, model) for id_, model in entries.items() if key.may_use(model.full_name)
+            _card(id_, model)
+            for id_, model in entries.items()
+            if key.may_use(id_) or key.may_use(model.full_name)
         ]
         ids = [card["id"] for card in cards]
         first, last = (ids[0], ids[-1]) if ids else (None, None)

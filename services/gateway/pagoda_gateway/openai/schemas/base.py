@@ -3,6 +3,7 @@
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     FailFast,
@@ -17,6 +18,7 @@ from pagoda_gateway.openai.schemas.checks import (
     MAX_METADATA_VALUE_CHARS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
+    checked_variables,
     whole_numbers,
 )
 
@@ -97,6 +99,7 @@ Metadata = Annotated[
         }
     ),
 ]
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
 # Lower runs earlier; 0 where none is given.
 Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]

@@ -11,6 +11,7 @@ from pagoda_gateway.openai.schemas.base import (
     Items,
     Modalities,
     Refused,
+    TemplateVariables,
     ToolChoice,
     Tools,
 )
@@ -44,7 +45,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
     functions: Refused = None

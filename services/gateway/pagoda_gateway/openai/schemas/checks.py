@@ -27,6 +27,7 @@ MAX_DRY_SEQUENCE_BREAKERS = 32
 MAX_DRY_SEQUENCE_BREAKER_CHARS = 64
 MAX_LOGIT_BIAS = 4096
 MAX_NAMED_KEYS = 50
+_TEMPLATE_FIELDS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 MAX_NAMED_PROMPTS = 16  # of those that are wrong
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
@@ -75,13 +76,34 @@ def checked_continuation(value: bool | None, info: ValidationInfo) -> bool | Non
     """Return a body's `continue_final_message`, for its validator.
 
     Raises:
-        InvalidRequestError: the last message is to go on, and another one to begin.
+        InvalidRequestError: the last message is to go on, and another one to begin, or it is calls.
     """
     if value and info.data.get("add_generation_prompt"):
         raise InvalidRequestError(
             "'continue_final_message' needs add_generation_prompt: false",
             param="continue_final_message",
         )
+    messages = info.data.get("messages")
+    if value and messages and (messages[-1].tool_calls or messages[-1].function_call):
+        raise InvalidRequestError(
+            "'continue_final_message' goes on with a text; the last message ends with calls",
+            param="continue_final_message",
+        )
+    return value
+
+
+def checked_variables(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a body's `chat_template_kwargs`, for its validator.
+
+    Raises:
+        InvalidRequestError: some are what fields of the body say; names each.
+    """
+    problems = Problems()
+    for name in _TEMPLATE_FIELDS:
+        with problems:
+            if name in (value or {}):
+                raise InvalidRequestError(f"is what the field '{name}' says", param=f".{name}")
+    problems.raise_all()
     return value
 
 

@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestModel, Tools
+from pagoda_gateway.openai.schemas.contents import TEXT_FIELDS, check_each, check_text_part
 
 Role: TypeAlias = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
@@ -42,14 +43,8 @@ _ALWAYS_TEXT = ("developer", "system", "user")  # others' messages are sent back
 _SAYS = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
 
 
-def wrong_text(where: str, field: str, part: dict[str, Any]) -> InvalidRequestError:
-    """Return what is wrong with a part of a content whose `field` is no text."""
-    why = f"must be text, not {shorten(part[field])}" if field in part else "this field is required"
-    return InvalidRequestError(f"'{where}.{field}': {why}", param=f"{where}.{field}")
-
-
 class Message(RequestModel):
-    """One message; what the parts of `content` may be is checked by `openai.messages`."""
+    """One message."""
 
     role: Role
     name: str | None = None
@@ -61,6 +56,28 @@ class Message(RequestModel):
     refusal: str | None = None
     # After what its check looks at. Null may be sent: SDKs write it where there was no text.
     content: Content = Field(default_factory=lambda: _UNSENT, validate_default=True)
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _check_calls(cls, value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        check_each("", value or [], _check_call)
+        return value
+
+    @field_validator("function_call")
+    @classmethod
+    def _check_function(
+        cls, value: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        if value is not None and not info.data.get("tool_calls"):  # which come before it
+            _check_called("", value)
+        return value
+
+    @field_validator("content")
+    @classmethod
+    def _check_parts(cls, value: Any) -> Any:
+        if type(value) is list:
+            check_each("", value, _check_part)
+        return value
 
     @field_validator("content", mode="before")
     @classmethod
@@ -75,3 +92,31 @@ class Message(RequestModel):
         if role == "assistant" and value is _UNSENT and not says:
             raise InvalidRequestError("is required of an assistant without 'tool_calls'")
         return None
+
+
+def _check_part(place: str, part: Any) -> None:
+    check_text_part(place, part, TEXT_FIELDS, 'parts {"type": "text", "text": "..."}')
+
+
+def _check_call(place: str, call: dict[str, Any]) -> None:
+    kind, call_id = call.get("type", "function"), call.get("id")
+    if kind != "function":
+        raise _wrong(f"{place}.type", kind, "function")
+    if not isinstance(call_id, str | None):
+        raise _wrong(f"{place}.id", call_id, "text")
+    _check_called(f"{place}.function", call.get("function"))
+
+
+def _check_called(place: str, function: Any) -> None:
+    """Raise InvalidRequestError unless it is what a model called, and its arguments."""
+    if not isinstance(function, dict):
+        raise _wrong(place, function, 'an object {"name": "...", "arguments": "{...}"}')
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise _wrong(f"{place}.name", name, "the function's name")
+    if not isinstance(arguments, str | dict | None):
+        raise _wrong(f"{place}.arguments", arguments, "JSON as text")
+
+
+def _wrong(place: str, value: Any, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"is {shorten(value)}; it must be {wanted}", param=place)

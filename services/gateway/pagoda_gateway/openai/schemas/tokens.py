@@ -6,7 +6,14 @@ from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
-from pagoda_gateway.openai.schemas.base import MAX_MESSAGES, Items, RequestBody, ToolChoice, Tools
+from pagoda_gateway.openai.schemas.base import (
+    MAX_MESSAGES,
+    Items,
+    RequestBody,
+    TemplateVariables,
+    ToolChoice,
+    Tools,
+)
 from pagoda_gateway.openai.schemas.chat import MAX_DOCUMENTS
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.schemas.tools import checked_choice, checked_tools
@@ -26,7 +33,7 @@ class TokenizeBody(RequestBody):
     return_token_strs: bool | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice = None  # "none": the model is told of no tools
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     reasoning_effort: str | None = None
 
