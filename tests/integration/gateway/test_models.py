@@ -125,6 +125,19 @@ async def test_a_key_is_told_of_what_it_may_use(
             assert (answer.status_code == 200) == (name in listed)
 
 
+async def test_a_price_is_of_a_name_and_not_of_an_alias(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, card_of("tiny", "small")), admin_key=ADMIN_KEY) as running:
+        for name, status in (("small", 400), ("tiny", 200), ("later", 200)):
+            answer = await running.http.post(
+                "/admin/prices",
+                json={"model": name, "input_micros": 1, "output_micros": 1},
+                headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            )
+            assert answer.status_code == status, name
+            if status == 400:
+                assert "'small' is an alias of 'tiny'" in answer.json()["error"]["message"]
+
+
 async def test_a_card_says_what_kv_takes(two_models: TwoModels) -> None:
     running, _ = two_models
     whole, windowed = [

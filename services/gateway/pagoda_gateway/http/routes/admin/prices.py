@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request
 from pagoda_gateway.admin.answers import list_answer
 from pagoda_gateway.admin.money_answers import PriceList, PriceObject, price_answer
 from pagoda_gateway.admin.money_bodies import NewPrice
+from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_body
 from pagoda_gateway.http.body_reader import BodyReader
@@ -25,6 +26,13 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def create_price(request: Request) -> dict[str, Any]:
         """Set what a model costs from a moment on."""
         async with read_body(request, NewPrice, bodies) as body:
+            model = gateway.catalog.entries.get(body.model)
+            if model is not None and model.full_name != body.model:
+                raise InvalidRequestError(
+                    f"'model': {shorten(body.model)} is an alias of {shorten(model.full_name)}; "
+                    "set a price of that name",
+                    param="model",
+                )
             row = await prices.create(
                 body.model, body.rates(), valid_from_unix_seconds=body.valid_from
             )
