@@ -61,10 +61,11 @@ class GrammarCompiler:
         """
         ends = None if eos_token_ids is None else list(eos_token_ids)
         try:
-            whole = LLTokenizer(tokenizer_json, eos_token=ends)
+            whole = LLTokenizer(tokenizer_json, eos_token=ends, slices=[])
             num_bits = max(whole.vocab_size, vocab_size or 0)
             plain = TokenizerWrapper(_PlainText(whole))
             self._tokenizer = LLTokenizer(plain, n_vocab=num_bits, eos_token=whole.eos_tokens)
+            plain.tokens = ()  # tens of megabytes, which it has copied
         except Exception as error:  # whatever a Rust library says of a strange file
             raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
         self.eos_token_ids = tuple(self._tokenizer.eos_tokens)
@@ -124,11 +125,13 @@ class _PlainText:
 
     def __init__(self, whole: LLTokenizer) -> None:
         self._whole = whole
-        token_ids = range(whole.vocab_size)
         self.eos_token_id = whole.eos_token
-        self.tokens = [whole.decode_bytes([token_id]) for token_id in token_ids]
-        self.special_token_ids = [i for i in token_ids if whole.is_special_token(i)]
+        self.special_token_ids = [i for i in range(whole.vocab_size) if whole.is_special_token(i)]
         self._special = frozenset(self.special_token_ids)
+
+    @property
+    def tokens(self) -> list[bytes]:
+        return [self._whole.decode_bytes([i]) for i in range(self._whole.vocab_size)]
 
     def __call__(self, text: bytes) -> list[int]:
         token_ids = self._whole.tokenize_bytes(text)
