@@ -10,7 +10,8 @@ RESPONSES = Counter(
     "pagoda_http_responses", "Answers by route and HTTP status", ["route", "status"]
 )
 REQUESTS = Counter(
-    "pagoda_requests", "Generation requests that got past validation, by how they ended",
+    "pagoda_requests",
+    "Generation requests that got past validation, by how they ended; refused: by a limit",
     ["endpoint", "outcome"],
 )  # fmt: skip
 DECODE_WORKERS = Gauge(

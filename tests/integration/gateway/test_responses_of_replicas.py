@@ -50,6 +50,12 @@ async def until_no_longer_running(client: openai.AsyncOpenAI, response_id: str) 
             pass
 
 
+async def until_in_progress(client: openai.AsyncOpenAI, response_id: str) -> None:
+    async with asyncio.timeout(60):
+        while (await client.responses.retrieve(response_id)).status != "in_progress":
+            pass
+
+
 async def test_one_is_found_and_gone_on_with_anywhere_and_after_a_restart(
     replica: StartReplica,
 ) -> None:
@@ -124,6 +130,33 @@ async def test_one_whose_gateway_stops_has_failed(replica: StartReplica) -> None
     assert found.status == "failed"
     assert found.error is not None
     assert "stopped" in found.error.message
+
+
+async def test_one_that_ends_while_the_other_looks_has_not_failed(replica: StartReplica) -> None:
+    async with (
+        replica(gate_index=1) as first,
+        replica(gate_index=1) as second,
+        first.sdk() as client,
+    ):
+        response = await client.responses.create(**BEHIND)
+        async with second.sdk() as other:
+            await until_in_progress(other, response.id)
+            responses = second.gateway.responses
+            account_of = responses._account_of
+
+            async def account_of_what_has_ended(tenant: str, name: str) -> Any:
+                for running in (first, second):
+                    running.worker.open_gate()
+                await ended(first)
+                async with asyncio.timeout(60):
+                    while not (account := await account_of(tenant, name))["closed_unix_seconds"]:
+                        pass
+                return account
+
+            responses._account_of = account_of_what_has_ended
+            found = await other.responses.retrieve(response.id)
+        assert (found.status, found.error) == ("incomplete", None)
+        assert found.output_text
 
 
 async def test_an_answer_waits_a_moment_for_a_database_and_says_that_it_is_not_kept(

@@ -262,8 +262,14 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             UnavailableError: the database does not answer.
         """
         kept = await self._found(tenant, response_id)
-        if kept is None:
+        account = None
+        is_elsewhere = not self.background.is_running(tenant, response_id)
+        if is_elsewhere and (kept is None or kept.gateway_id is not None):
             account = await self._account_of(tenant, response_id)
+            if account is not None and account["closed_unix_seconds"] is not None:
+                # What has ended is kept before its account is closed: it may have since we looked.
+                kept = await self._found(tenant, response_id)
+        if kept is None:
             is_others = account is not None and account["gateway_id"] != self._gateway_id
             if account is None or not is_others or account["endpoint"] != self.name:
                 raise self._missing(response_id)
@@ -271,12 +277,9 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         response: dict[str, Any] = kept.value["response"]
         if kept.gateway_id is None:
             return response
-        if not self.background.is_running(tenant, response_id):
-            account = await self._account_of(tenant, response_id)
-            if account is not None and (message := lost_message(account)):
-                return response | failed(InternalError(message))
-            response["status"] = "in_progress"
-        elif self.background.has_begun(tenant, response_id):
+        if account is not None and (message := lost_message(account)):
+            return response | failed(InternalError(message))
+        if is_elsewhere or self.background.has_begun(tenant, response_id):
             response["status"] = "in_progress"
         return response
 

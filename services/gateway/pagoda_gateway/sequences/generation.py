@@ -250,10 +250,24 @@ class Generation:
             self._request,
             self.sequences,
             outcome=outcome,
+            is_prompt_due=self._is_prompt_due,
             ttft_seconds=self.ttft_seconds,
             route_ms=self._route_ms,
             now=self._clock(),
         )
+
+    @property
+    def _is_prompt_due(self) -> bool:
+        """Whether the prompt is used up: not by what failed here before the client had any of it.
+
+        Who leaves, or sets a deadline that passes, has had it computed, if a worker was asked.
+        """
+        if any(sequence.num_delivered for sequence in self.sequences):
+            return True
+        is_clients = self.is_disconnected or isinstance(self.failure, DeadlineError)
+        if is_clients:
+            return bool(self._request.worker_ids)
+        return self.failure is None
 
     @property
     def ttft_seconds(self) -> float | None:

@@ -88,11 +88,12 @@ def close_record(
     sequences: Sequence[OutputSequence],
     *,
     outcome: str,
+    is_prompt_due: bool,
     ttft_seconds: float | None,
     route_ms: float,
     now: float,
 ) -> UsageClose:
-    """Return the account of what the client got."""
+    """Return the account of what the client got; without its prompts unless they are due."""
     stages = StageTimes()
     for sequence in sequences:
         for name, seconds in sequence.stages.items():
@@ -100,14 +101,14 @@ def close_record(
                 setattr(stages, name, getattr(stages, name) + seconds)
     return UsageClose(
         request_id=identity.request_id,
-        num_prompt_tokens=num_prompt_tokens(sequences),
-        cached=cached_tokens(sequences)[1],
+        num_prompt_tokens=num_prompt_tokens(sequences) if is_prompt_due else 0,
+        cached=cached_tokens(sequences)[1] if is_prompt_due else None,
         num_output_tokens=sum(sequence.num_delivered for sequence in sequences),
         finish_reasons=[s.finish_reason or "abort" for s in sequences],
         stages=stages,
         ttft_ms=1000 * (ttft_seconds or 0.0),
         e2e_ms=1000 * (now - identity.arrived_unix_seconds),
-        num_attempts=sum(s.attempt + 1 for s in sequences if s.leader is None),
+        num_attempts=_num_attempts(sequences) if context.worker_ids else 0,
         closed_unix_seconds=now,
         outcome=outcome,
         worker_ids=context.worker_ids,
@@ -116,3 +117,7 @@ def close_record(
         num_proposed_tokens=sum(sequence.num_proposed_tokens for sequence in sequences),
         num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
     )
+
+
+def _num_attempts(sequences: Sequence[OutputSequence]) -> int:
+    return sum(s.attempt + 1 for s in sequences if s.leader is None)

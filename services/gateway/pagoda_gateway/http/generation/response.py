@@ -137,10 +137,13 @@ class GenerationResponse(Response):
     async def _settle(self, writer: GenerationWriter) -> None:
         """Write the account; the client has its answer already."""
         generation = self._generation
+        failure = generation.failure
         if writer.is_complete:
             outcome = "finished"
         elif generation.is_disconnected:
             outcome = "disconnected"
+        elif generation.opened is None and failure is not None and failure.status < 500:
+            outcome = "refused"  # by a limit or a policy: nothing of it has begun
         else:
             outcome = "failed"
         record = generation.close_record(outcome)
