@@ -152,7 +152,6 @@ class Scene:
     async def _kill_pair(self) -> str:
         roles = ("gateway", "decode", "prefill")
         members = [member for member in self.system.members() if member.role in roles]
-        self.load.orphan_all(url=self.stack.url)
         for member in members:
             psutil.Process(member.pid).kill()
         await self.system.wait_ready(members, READY_SECONDS)
@@ -160,7 +159,6 @@ class Scene:
 
     async def _kill_everything(self) -> str:
         members = self.system.members()
-        self.load.orphan_all()
         for member in members:
             psutil.Process(member.pid).kill()
         self.replica.kill()

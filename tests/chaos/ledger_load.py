@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from collections.abc import Sequence
 
 import aiohttp
@@ -14,10 +13,6 @@ from chaos.prompts import CORPUS
 PAUSE_SECONDS = 0.5  # before who was refused asks again
 SILENCE_SECONDS = 60.0
 CHARACTERS = 120
-KNOWN_SECONDS = 3.0
-"""Workers say each second how far a stream is, which takes its time to be stored."""
-STORED_SECONDS = 0.25
-"""An account is closed once its client has all; on a busy disk that is there so much later."""
 
 
 class LedgerLoad:
@@ -63,20 +58,9 @@ class LedgerLoad:
                     return
                 await asyncio.sleep(0.02)
 
-    def orphan_all(self, *, url: str = "") -> None:
-        """Whoever could say how far they got is about to be killed; `url`: of one gateway."""
-        now = time.monotonic()
-        long_before = now - KNOWN_SECONDS
-        just_ended = [s for s in self.streams if s.ended_at > now - STORED_SECONDS]
-        for stream in [*self.in_flight, *just_ended]:
-            if url not in ("", stream.url):
-                continue
-            stream.is_orphan = True
-            stream.num_known = sum(at < long_before for at in stream.token_times)
-
     async def _place(self, url: str) -> None:
         while not self._is_stopping:
-            stream = Receivings(url=url)
+            stream = Receivings()
             self.in_flight.add(stream)
             try:
                 await self._ask(url, stream)
@@ -84,7 +68,6 @@ class LedgerLoad:
                 stream.end = End.BROKEN if stream.request_id else End.REFUSED
                 stream.detail = f"{type(error).__name__}: {error}"
             finally:
-                stream.ended_at = time.monotonic()
                 self.in_flight.discard(stream)
                 self.streams.append(stream)
             if stream.end is End.REFUSED:
@@ -128,6 +111,4 @@ class LedgerLoad:
             return
         for choice in chunk["choices"]:
             if choice.get("logprobs"):
-                num_tokens = len(choice["logprobs"]["tokens"])
-                stream.num_tokens += num_tokens
-                stream.token_times += [time.monotonic()] * num_tokens
+                stream.num_tokens += len(choice["logprobs"]["tokens"])

@@ -24,15 +24,14 @@ async def test_no_token_is_lost_or_billed_twice(tmp_path: Path) -> None:
     assert not result["problems"], result
     assert len(result["injected"]) == len(faults)
     assert result["num_received"] == result["num_billed"] > 0
-    assert result["num_unbilled"] == 0
 
 
-async def test_a_gateway_killed_with_its_workers_loses_the_last_seconds(tmp_path: Path) -> None:
+async def test_a_gateway_killed_with_its_workers_bills_what_clients_got(tmp_path: Path) -> None:
     options = Options(
         faults=(PAIR,), num_faults=1, num_streams=12, num_tokens=400, max_wait_seconds=5.0,
         seed=seed_of_tests(),
     )  # fmt: skip
     result = await run_ledger(options, tmp_path / "stack", print)
     assert not result["problems"], result
-    assert result["counts"]["orphan"] > 0
     assert result["num_received"] == result["num_billed"]
+    assert result["num_received_broken"] > 0

@@ -15,7 +15,13 @@ from support.small_disk import SmallDisk
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.usage import applier, forwarder
-from pagoda_gateway.accounts.usage.forwarder import Forwarder, ensure_usage_stream
+from pagoda_gateway.accounts.usage.applier import Applier
+from pagoda_gateway.accounts.usage.deliveries import noted_in
+from pagoda_gateway.accounts.usage.forwarder import (
+    RECORDS_TOGETHER,
+    Forwarder,
+    ensure_usage_stream,
+)
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.config import GatewaySettings
@@ -249,20 +255,35 @@ async def test_an_outbox_over_its_budget_refuses_what_opens_until_it_is_sent(
         await log.close(closed("a"))  # whoever was let in has a place for its end
 
 
+async def had(running: Applier) -> list[tuple[str, int, int]]:
+    """Return what is said of the request `had`: by whom, of which sequence, tokens."""
+    rows = (await running.sequences.of_requests(["had"])).get("had", [])
+    return [(row["role"], row["sequence_index"], row["published_tokens"]) for row in rows]
+
+
 async def test_what_a_dead_gateway_left_is_adopted_once(tmp_path: Path, own_nats: Server) -> None:
     common = settings_for(own_nats, home=tmp_path)
     root = tmp_path / "outbox"
     async with Bus.connect(common, name="gateway") as bus, running_applier(common) as running:
-        async with sending(bus, root, "dead", is_sending=False) as (log, _):
+        async with sending(bus, root, "dead", is_sending=False) as (log, outbox):
             for number in range(50):
                 await log.open(opened(str(number)))
                 await log.close(closed(str(number)))
+            with noted_in(outbox.folder) as deliveries:
+                assert deliveries is not None
+                for index in range(RECORDS_TOGETHER + 1):
+                    delivery = deliveries.begin("had", index)
+                    assert delivery is not None
+                    delivery.note(index)
         assert (root / "dead").exists()  # not sent: kept
         async with sending(bus, root, "one"), sending(bus, root, "two"), asyncio.timeout(60):
             while (await running.ledger.totals("t")) != (250, 350):
                 await running.ledger.wait_applied(0.2)
             while (root / "dead").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+            wanted = [("gateway", index, index) for index in range(RECORDS_TOGETHER + 1)]
+            while await had(running) != wanted:
+                await running.ledger.wait_applied(0.2)
         assert not list(root.iterdir())
 
 

@@ -49,5 +49,5 @@ class Serializer(ABC):
 
 def whole_output(sequence: OutputSequence) -> Delta:
     """Return all of a sequence that is over; the answer delivers it."""
-    sequence.num_delivered = len(sequence.token_ids)
+    sequence.note_delivered(len(sequence.token_ids))
     return sequence.read() or Delta(finish_reason=sequence.finish_reason)

@@ -9,7 +9,7 @@ from typing import Any
 from pagoda_gateway.errors import NotFoundError, shorten
 
 _DIED = "the gateway that made it died before it had ended, and its text with it; "
-_BILLED = "what workers had published until then is billed: see its receipt. Ask again."
+_BILLED = "its receipt says what of it is billed. Ask again."
 _MESSAGES = {
     "reconciled": _DIED + _BILLED,
     "lost": _DIED + "nothing of it is billed. Ask again.",

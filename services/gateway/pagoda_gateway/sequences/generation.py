@@ -352,6 +352,8 @@ class Generation:
             now=self._clock(),
         )
         self._stored = self._open_log.open(self.opened)
+        for sequence in self.sequences:
+            sequence.delivery = self._open_log.delivery(self.opened.request_id, sequence.index)
         self._stored.add_done_callback(self._note_opened)
 
     def _note_opened(self, opened: asyncio.Future[None]) -> None:

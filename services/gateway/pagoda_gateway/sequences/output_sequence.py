@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
@@ -40,6 +41,16 @@ class Delta:
     finish_reason: str | None = None
 
 
+class Delivery(Protocol):
+    """Where it is noted what a sequence's client has, for whoever closes its account."""
+
+    def note(self, num_tokens: int) -> None:
+        """Say how many tokens the client has now."""
+
+    def end(self) -> None:
+        """The account is closed; nothing is noted any more."""
+
+
 class OutputSequence:
     """State of one sequence. Frames go in with `take`; text comes out with `read`.
 
@@ -52,7 +63,7 @@ class OutputSequence:
         "_has_read_finish", "_heard_seconds", "_is_text_only", "_logprobs", "_needs_attention",
         "_num_read", "_on_change", "_options", "_reads_text", "_shows_tokens",
         "_speculated_before", "_text", "attempt", "attention",
-        "cached", "embedding", "error", "finish_reason", "first_token_seconds", "guard",
+        "cached", "delivery", "embedding", "error", "finish_reason", "first_token_seconds", "guard",
         "has_progressed", "index", "is_ended_by_worker", "is_handed_over", "is_own_fault",
         "is_search", "last_token_seconds", "leader", "lost_reason", "matched_stop",
         "num_accepted_tokens", "num_delivered", "num_proposed_tokens", "num_strikes", "progress",
@@ -97,7 +108,8 @@ class OutputSequence:
         if sampling.HasField("num_prompt_logprobs"):
             self.prompt_logprobs = PromptLogprobs(len(prompt.token_ids))
         self.embedding = b""  # of the prompt, once finished, where it is asked for
-        self.num_delivered = 0  # tokens whose text the client got; set by whoever sends it
+        self.num_delivered = 0  # tokens whose text the client got: see `note_delivered`
+        self.delivery: Delivery | None = None  # where that is noted for others
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
         self.cached: generate_pb2.CachedTokens | None = None
@@ -239,6 +251,15 @@ class OutputSequence:
         self._on_change = _tell_nobody
         self.leader = None
         self._followers.clear()
+        if self.delivery is not None:
+            self.delivery.end()
+            self.delivery = None
+
+    def note_delivered(self, num_tokens: int) -> None:
+        """Say that the client got the text of so many tokens; for whoever sends it."""
+        self.num_delivered = num_tokens
+        if self.delivery is not None:
+            self.delivery.note(num_tokens)
 
     def take(self, frame: generate_pb2.Frame) -> None:
         """Take one frame; old or lost attempts and known indices change nothing."""

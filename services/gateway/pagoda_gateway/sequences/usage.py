@@ -6,7 +6,7 @@ from typing import Protocol
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output_sequence import Delivery, OutputSequence
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 
 
@@ -15,6 +15,9 @@ class OpenLog(Protocol):
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
         """Store an open record; the future has a GatewayError if nobody must get anything."""
+
+    def delivery(self, request_id: str, sequence_index: int) -> Delivery | None:
+        """Return where to note what a sequence's client has; None: nowhere."""
 
 
 def first_sequences(sequences: Sequence[OutputSequence]) -> list[OutputSequence]:

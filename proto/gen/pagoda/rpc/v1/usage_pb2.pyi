@@ -236,7 +236,9 @@ Global___PrefixMiss: _TypeAlias = PrefixMiss  # noqa: Y015
 
 @_typing.final
 class SequenceUsage(_message.Message):
-    """What one worker published and computed of one attempt of a sequence. Written at its end there, however it ended."""
+    """What one worker published and computed of one attempt of a sequence. Written at its end there, however it ended.
+    By a gateway, of one that was killed: the tokens that the sequence's client had.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -2,8 +2,8 @@
 
 Several records go in one message, one message at a time, so order is kept and what comes meanwhile
 goes together; who has sent all waits a moment for more. What was sent and not yet forgotten when a
-process died is sent again: the ledger counts each record once. Knows no record's meaning beyond its
-message.
+process died is sent again: the ledger counts each record once. Of dead ones goes after that what
+their clients had (see `deliveries`). Knows no record's meaning beyond its message.
 """
 
 import asyncio
@@ -15,8 +15,10 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from opentelemetry.context import Context
 
-from pagoda.rpc.v1.usage_pb2 import UsageRecord
+from pagoda.rpc.v1.status_pb2 import Role
+from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_gateway import metrics
+from pagoda_gateway.accounts.usage.deliveries import Delivered, left_in
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.segments import (
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 GATHER_SECONDS = 0.25  # a message a request costs the gateway, NATS and the applier more than this
 ADOPT_SECONDS = 5.0
+RECORDS_TOGETHER = 512
 
 OnState = Callable[[bool, str], None]
 
@@ -66,6 +69,7 @@ class Forwarder:
         stream_bytes: int,
         timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         """Make one.
 
@@ -76,6 +80,7 @@ class Forwarder:
             stream_bytes: limit of USAGE.
             timeout_seconds: of one write; then it is tried again.
             clock: seconds.
+            unix_clock: Unix seconds.
         """
         self._bus = bus
         self._outbox = outbox
@@ -83,6 +88,7 @@ class Forwarder:
         self._stream_bytes = stream_bytes
         self._timeout_seconds = timeout_seconds
         self._clock = clock
+        self._unix_clock = unix_clock
         self._has_stream = False
         self._failing_since: float | None = None
 
@@ -134,6 +140,11 @@ class Forwarder:
                 await self._send(batch)
                 reader.done(batch)
                 num_records += len(batch.records)
+            left = await asyncio.to_thread(lambda: list(left_in(folder)))
+            for start in range(0, len(left), RECORDS_TOGETHER):
+                now, some = self._unix_clock(), left[start : start + RECORDS_TOGETHER]
+                records = [_of_sequence(folder.name, delivered, now) for delivered in some]
+                await self._send_records(records, f"{folder.name}-delivered-{start}")
             is_sent = True
         finally:  # of a cancelled one another process sends the rest
             lock.release(delete=is_sent)
@@ -143,9 +154,13 @@ class Forwarder:
     async def _send(self, batch: Batch) -> None:
         """Return once JetStream has the records, however long that takes."""
         records = [record for data in batch.records if (record := _decoded(data)) is not None]
-        while records:
+        if records:
+            await self._send_records(records, batch.place)
+
+    async def _send_records(self, records: list[UsageRecord], place: str) -> None:
+        while True:
             try:
-                await self._publish(UsageRecord(batch=records), batch.place)
+                await self._publish(UsageRecord(batch=records), place)
             except BusError as error:
                 if self._failing_since is None:
                     self._failing_since = self._clock()
@@ -169,6 +184,21 @@ class Forwarder:
             timeout_seconds=self._timeout_seconds,
             context=Context(),
         )
+
+
+def _of_sequence(gateway_id: str, delivered: Delivered, now: float) -> UsageRecord:
+    """Return a dead gateway's word of a sequence, as workers give theirs."""
+    return UsageRecord(
+        sequence=SequenceUsage(
+            record_id=f"{gateway_id}-{delivered.sequence_index}",
+            request_id=delivered.request_id,
+            sequence_index=delivered.sequence_index,
+            worker_id=gateway_id,
+            role=Role.ROLE_GATEWAY,
+            num_published_tokens=delivered.num_tokens,
+            ended_unix_seconds=now,
+        )
+    )
 
 
 def _decoded(data: bytes) -> UsageRecord | None:

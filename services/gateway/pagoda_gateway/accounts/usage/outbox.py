@@ -94,6 +94,11 @@ class Outbox:
         self._tasks.start(self._run(), name="outbox")
 
     @property
+    def folder(self) -> Path:
+        """Where it lies; whoever adopts it reads what else is there, too."""
+        return self._lock.folder
+
+    @property
     def name(self) -> str:
         """The name of its folder."""
         return self._lock.folder.name

@@ -1,8 +1,9 @@
-"""Closes what gateways that are gone have left open, from what workers say they published.
+"""Closes what gateways that are gone have left open.
 
-A close record that comes after all, from an outbox that somebody adopted, takes the place of what
-was reconciled, until that has its receipt, ten minutes later: it knows what was delivered, workers
-know what was published (see `Ledger.apply`).
+What clients had is what their gateway noted (see `deliveries`) or, where that is not known, what
+workers say they published. A close record that comes after all, from an outbox that somebody
+adopted, takes the place of what was reconciled, until that has its receipt, ten minutes later (see
+`Ledger.apply`).
 """
 
 import itertools
@@ -15,15 +16,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
+from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileResponse, UsageClose, UsageRecord
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage_rows import LOST, RECONCILED
+from pagoda_runtime.status import ROLE_NAMES
 
 logger = logging.getLogger(__name__)
 
+_GATEWAY = ROLE_NAMES[Role.ROLE_GATEWAY]
 PAGE_ROWS = 500
 MIN_GONE_SECONDS = 5.0  # who has just begun to listen hears within a second of all who live
 _IS_OPEN = sa.and_(USAGE.c.closed_unix_seconds.is_(None), USAGE.c.tenant.is_not(None))
@@ -109,21 +113,29 @@ class Reconciler:
 
 
 def close_of(row: Any, sequences: Sequence[Any], now: float) -> UsageClose:
-    """Return the close record that workers' records make of an open request.
+    """Return the close record that is made of an open request.
 
     A token counts once, whichever attempts published it. Those before a record's first were
-    delivered: a later attempt begins behind them.
+    delivered: a later attempt begins behind them. Where the client had no token, as its gateway
+    noted, it pays no prompt either: that failed here.
 
     Args:
         row: of the open request, as in the table.
-        sequences: its workers' records, as in their table, in the order of attempts.
+        sequences: records of its workers and its gateway, as in their table, in the order of
+            attempts.
         now: Unix seconds.
     """
     close = UsageClose(request_id=row["request_id"], closed_unix_seconds=now)
-    close.outcome = RECONCILED if sequences else LOST
-    for index, group in itertools.groupby(sequences, itemgetter("sequence_index")):
+    delivered = {r["sequence_index"]: r["published_tokens"] for r in sequences if _is_gateways(r)}
+    workers = [r for r in sequences if not _is_gateways(r)]
+    close.outcome = RECONCILED if workers or any(delivered.values()) else LOST
+    close.num_output_tokens = sum(delivered.values())
+    for index, group in itertools.groupby(workers, itemgetter("sequence_index")):
         records = list(group)
-        close.num_output_tokens += max(r["first_index"] + r["published_tokens"] for r in records)
+        if index not in delivered:
+            close.num_output_tokens += max(
+                r["first_index"] + r["published_tokens"] for r in records
+            )
         close.num_attempts += records[-1]["attempt"] + 1
         close.finish_reasons.append(records[-1]["finish_reason"] or "abort")
         close.worker_ids.extend(
@@ -131,9 +143,19 @@ def close_of(row: Any, sequences: Sequence[Any], now: float) -> UsageClose:
         )
         if index % (row["num_choices"] or 1) == 0:
             close.cached.MergeFrom(_added(close.cached, _prefilled_first(records)))
-    if any(r["computed_prompt_tokens"] or r["published_tokens"] for r in sequences):
+    if close.num_output_tokens or (not delivered and any(map(_has_used_prompt, workers))):
         close.num_prompt_tokens = row["opened_prompt_tokens"]
+    else:
+        close.ClearField("cached")
     return close
+
+
+def _is_gateways(record: Any) -> bool:
+    return bool(record["role"] == _GATEWAY)
+
+
+def _has_used_prompt(record: Any) -> bool:
+    return bool(record["computed_prompt_tokens"] or record["published_tokens"])
 
 
 def _prefilled_first(records: Sequence[Any]) -> Any | None:

@@ -10,6 +10,7 @@ import time
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway import metrics
+from pagoda_gateway.accounts.usage.deliveries import Deliveries, Delivery
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
 from pagoda_gateway.errors import UnavailableError
 
@@ -21,9 +22,20 @@ CLOSE_SECONDS = 1.0
 class UsageLog:
     """Writes the two records of each request."""
 
-    def __init__(self, outbox: Outbox, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, outbox: Outbox, *, timeout_seconds: float, deliveries: Deliveries | None = None
+    ) -> None:
+        """Make one.
+
+        Args:
+            outbox: where records go.
+            timeout_seconds: that the disk may take for an open record.
+            deliveries: where it is noted what clients have; None: workers' records alone tell of
+                what was open when this process was killed.
+        """
         self._outbox = outbox
         self._timeout_seconds = timeout_seconds
+        self._deliveries = deliveries
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
         """Store an open record; the future is done once it is. Nobody cancels it.
@@ -56,6 +68,12 @@ class UsageLog:
         timer = loop.call_later(self._timeout_seconds, on_timeout)
         stored.add_done_callback(on_stored)
         return opened
+
+    def delivery(self, request_id: str, sequence_index: int) -> Delivery | None:
+        """Return where to note what a sequence's client has; None: nowhere."""
+        if self._deliveries is None:
+            return None
+        return self._deliveries.begin(request_id, sequence_index)
 
     async def close(self, record: UsageClose) -> None:
         """Store a close record; return when it is stored, or when that takes too long.

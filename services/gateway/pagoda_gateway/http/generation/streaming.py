@@ -226,4 +226,4 @@ def _receipt_header(receipt: Callable[[], dict[str, Any]]) -> list[tuple[bytes, 
 
 def _note_delivered(progress: list[tuple[OutputSequence, int]]) -> None:
     for sequence, num_tokens in progress:
-        sequence.num_delivered = num_tokens
+        sequence.note_delivered(num_tokens)

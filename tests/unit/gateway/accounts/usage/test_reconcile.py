@@ -83,6 +83,19 @@ def ended(
     )
 
 
+def had(num_tokens: int, *, index: int = 0, request_id: str = "r") -> SequenceUsage:
+    """Return what the dead gateway noted that a client had."""
+    return SequenceUsage(
+        record_id=f"dead-{index}",
+        request_id=request_id,
+        sequence_index=index,
+        worker_id="dead",
+        role=Role.ROLE_GATEWAY,
+        num_published_tokens=num_tokens,
+        ended_unix_seconds=60.0,
+    )
+
+
 def running(final: SequenceUsage, num_tokens: int) -> SequenceUsage:
     """Return what the same attempt's worker said when it had published so many tokens."""
     record = SequenceUsage()
@@ -123,6 +136,47 @@ async def test_tokens_of_several_attempts_and_workers_count_once(
     assert receipt["workers"] == ["prefill", "one", "two"]
     assert receipt["compute_seconds"] == 28e-9
     assert receipt["closed"] == 99.0
+
+
+async def test_what_the_gateway_noted_is_what_clients_had(
+    ledger: Ledger, sequences: SequenceUsages, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened(num_choices=2)])
+    await sequences.apply(
+        [
+            ended(0, 90, worker="one", computed=6, cached=4, reason="length"),
+            ended(0, 70, index=1, worker="one", computed=1, reason="abort"),
+            had(5),
+            had(0, index=1),
+        ]
+    )
+    assert await gone(reconciler, now) == (1, 0, 0)
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
+    assert (receipt["outcome"], receipt["output_tokens"]) == ("reconciled", 5)
+    assert (receipt["prompt_tokens"], receipt["cached_tokens"]["cpu"]) == (10, 4)
+    assert receipt["finish_reasons"] == ["length", "abort"]
+    assert (receipt["attempts"], receipt["workers"]) == (2, ["one"])
+
+
+async def test_whose_client_had_nothing_pays_no_prompt(
+    ledger: Ledger, sequences: SequenceUsages, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened("r"), opened("s")])
+    await sequences.apply([ended(0, 90, worker="one", computed=6, cached=4), had(0)])
+    await sequences.apply([had(0, request_id="s")])
+    assert await gone(reconciler, now) == (1, 1, 0)
+    assert await ledger.totals("t") == (0, 0)
+    receipt = await Receipts(ledger, wait_seconds=0).get("t", "r")
+    assert receipt["cached_tokens"]["cpu"] == 0
+
+
+async def test_what_clients_had_is_known_without_any_worker(
+    ledger: Ledger, sequences: SequenceUsages, reconciler: Reconciler, now: Now
+) -> None:
+    await ledger.apply([opened()])
+    await sequences.apply([had(3)])
+    assert await gone(reconciler, now) == (1, 0, 0)
+    assert await ledger.totals("t") == (10, 3)
 
 
 async def test_nobody_knows_it_costs_nothing(
