@@ -28,13 +28,30 @@ _PATTERNS = {
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*",
     "uuid": r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
 }
-_ESCAPES = {
-    r"\d": "[0-9]",
-    r"\w": "[A-Za-z0-9_]",
-    r"\D": "[^0-9]",
-    r"\W": "[^A-Za-z0-9_]",
+_SETS = {  # what each is inside of a class
+    r"\d": "0-9",
+    r"\w": "A-Za-z0-9_",
+    r"\s": r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff",
+    r"\D": r"\x00-/:-\U0010ffff",
+    r"\W": r"\x00-/:-@\[-\^`{-\U0010ffff",
+    r"\S": (
+        r"\x00-\x08\x0e-\x1f!-\x9f\xa1-\u167f\u1681-\u1fff\u200b-\u2027\u202a-\u202e\u2030-\u205e"
+        r"\u2060-\u2fff\u3001-\ufefe\uff00-\U0010ffff"
+    ),
+}
+_OUTSIDE = {
+    ".": r"[^\n\r\u2028\u2029]",
+    "$": r"\Z",
+    "(?<": "(?P<",
+    "[^]": r"[\s\S]",
+    "[]": "(?!)",
     r"\p{L}": r"[^\W\d_]",
 }
+_TOKEN = re.compile(
+    r"\\p\{L\}|\\u\{[0-9A-Fa-f]+\}|\\ud[89ab]..\\ud[c-f]..|\\c[A-Za-z]|\\.|\(\?<(?![=!])"
+    r"|\[\^?\]?|.",
+    re.DOTALL,
+)
 _READERS: dict[str, Callable[[str], object]] = {
     "date": date.fromisoformat,
     "date-time": lambda text: date.fromisoformat(text[:10]),
@@ -65,7 +82,7 @@ _FORMATS = _checker()
 
 def errors(schema: dict[str, Any], output: bytes) -> list[str]:
     """Return what is wrong with an output; it must be JSON at least."""
-    exact = json.loads(json.dumps(schema), parse_float=_number)
+    exact = json.loads(json.dumps(_with_python_keys(schema)), parse_float=_number)
     kind = extend(validator_for(exact, jsonschema.Draft202012Validator), {"pattern": _pattern})
     judge = kind(exact, format_checker=_FORMATS)
     kind.check_schema(exact, format_checker=None)  # what is accepted must be a schema
@@ -73,9 +90,12 @@ def errors(schema: dict[str, Any], output: bytes) -> list[str]:
     return [error.message for error in judge.iter_errors(value)]
 
 
-def _number(text: str) -> Fraction | float:
+def _number(text: str) -> Fraction | float | int:
     exponent = text.lower().partition("e")[2]
-    return Fraction(text) if len(exponent) <= 3 else float(text)  # or it has a million digits
+    if len(exponent) > 3:
+        return float(text)  # or it has a million digits
+    number = Fraction(text)
+    return int(number) if number.denominator == 1 else number  # 2.0 is an integer
 
 
 def _pattern(
@@ -86,11 +106,38 @@ def _pattern(
 
 
 def _of_python(pattern: str) -> str:
-    """Return a pattern of ECMA-262 as Python's; its digits and words are ASCII, its spaces not."""
+    """Return a pattern of ECMA-262, flag u, as Python's."""
     parts = []
     is_class = False
-    for token in re.findall(r"\\p\{L\}|\\.|\[\^?|.", pattern, re.DOTALL):
-        is_class = token.startswith("[") or (is_class and token != "]")
-        escape = _ESCAPES.get(token, token)
-        parts.append(escape[1:-1] if is_class and token in _ESCAPES else escape)
+    for token in _TOKEN.findall(pattern):
+        if is_class:
+            is_class = token != "]"
+            parts.append(_SETS.get(token, _character(token)))
+        elif token in _SETS:
+            parts.append(f"[{_SETS[token]}]")
+        else:
+            is_class = token in ("[", "[^")
+            parts.append(_OUTSIDE.get(token, _character(token)))
     return "".join(parts)
+
+
+def _character(token: str) -> str:
+    """Return a token, or what Python calls the character that it stands for."""
+    if token.startswith(r"\u{"):
+        return rf"\U{int(token[3:-1], 16):08x}"
+    if len(token) == 12:
+        return str(json.loads(f'"{token}"'))
+    return rf"\x{ord(token[2]) % 32:02x}" if re.fullmatch(r"\\c[A-Za-z]", token) else token
+
+
+def _with_python_keys(schema: Any) -> Any:
+    """Return a schema whose `patternProperties` are Python's patterns."""
+    if isinstance(schema, list):
+        return [_with_python_keys(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _with_python_keys(value) for key, value in schema.items()}
+    if isinstance(inner.get("patternProperties"), dict):
+        keys = inner["patternProperties"].items()
+        inner["patternProperties"] = {_of_python(key): value for key, value in keys}
+    return inner

@@ -67,7 +67,20 @@ class GatewaySettings(ServiceSettings):
         "request.",
     )
     tool_format: Literal[
-        "auto", "gemma4", "harmony", "hermes", "llama3", "mistral", "qwen3_coder"
+        "auto",
+        "command_r7b",
+        "deepseek",
+        "gemma4",
+        "glm",
+        "granite",
+        "harmony",
+        "hermes",
+        "kimi",
+        "llama3",
+        "mistral",
+        "phi4_mini",
+        "qwen3_coder",
+        "seed_oss",
     ] = Field(
         "auto",
         description="How PAGODA_MODEL writes tool calls; auto, and other models: as the chat "

@@ -17,6 +17,8 @@ PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 class CallParser(StreamParser):
     """Reads one call object after the other."""
 
+    _name_key = "name"
+
     def _call(
         self, held: list[str], *, known: Collection[str] | None = None, announced: bool = True
     ) -> Reading[bool]:
@@ -30,7 +32,9 @@ class CallParser(StreamParser):
             known: the names that a call may have; None: any.
             announced: nothing but a call can be meant.
         """
-        call = _CallObject(self._source, held, known, self._start_call, self._arguments)
+        call = _CallObject(
+            self._source, self._name_key, held, known, self._start_call, self._arguments
+        )
         if (yield from call.read()):
             return True
         cut = not call.closed and not (yield from self._source.peek())
@@ -40,32 +44,45 @@ class CallParser(StreamParser):
             self._content("".join(held))
         return False
 
+    def _call_list(self, held: list[str]) -> Reading[bool]:
+        """Read the rest of a list of calls, whose bracket is the last of `held`; as `_call`."""
+        while (yield from self._call(held)):
+            yield from self._source.whitespace()
+            if not (yield from self._source.mark(",")):
+                yield from self._source.mark("]")
+                return True
+            held = [","]
+        return False
+
 
 class MarkedCallParser(CallParser):
-    """Text with calls in it, each or all of them after a mark."""
+    """Text with calls in it, each or all of them after one of these marks."""
 
-    _mark: str
+    _marks: tuple[str, ...]
 
     def _read(self) -> Reading[None]:
-        while (yield from self._opened()):
-            while not (yield from self._block()):
-                if not (yield from self._source.until(self._mark, self._content)):
-                    return
+        mark = yield from self._opened()
+        while mark:
+            if (yield from self._block(mark)):
+                mark = yield from self._opened()
+            else:
+                mark = yield from self._source.until_any(self._marks, self._content)
 
-    def _opened(self) -> Reading[bool]:
+    def _opened(self) -> Reading[str]:
         """Read up to and with the next mark; white space before the first call is no content.
 
-        Nor is it between two calls and after the last one.
+        Nor is it between two calls and after the last one. "": the text has ended.
         """
         space = yield from self._source.whitespace()
-        if (yield from self._source.mark(self._mark, cut=self.has_calls)):
-            return True
+        for mark in self._marks:
+            if (yield from self._source.mark(mark, cut=self.has_calls)):
+                return mark
         if not self.has_calls or (yield from self._source.peek()):
             self._content(space)
-        return (yield from self._source.until(self._mark, self._content))
+        return (yield from self._source.until_any(self._marks, self._content))
 
     @abstractmethod
-    def _block(self) -> Reading[bool]:
+    def _block(self, mark: str) -> Reading[bool]:
         """Read what follows a mark; False: text goes on, as there was no call or not all of it."""
 
 
@@ -75,12 +92,14 @@ class _CallObject:
     def __init__(
         self,
         source: Source,
+        name_key: str,
         held: list[str],
         known: Collection[str] | None,
         start: Callable[[str], None],
         arguments: Callable[[str], None],
     ) -> None:
         self._source = source
+        self._name_key = name_key
         self._held = held
         self._known = known
         self._start = start
@@ -117,7 +136,7 @@ class _CallObject:
             self._begin()
 
     def _member(self, key: str) -> Reading[bool]:
-        if key == "name" and not self._name:
+        if key == self._name_key and not self._name:
             name = yield from self._string()
             if not name or (self._known is not None and name not in self._known):
                 return False
@@ -128,7 +147,7 @@ class _CallObject:
             return True
         if key in _ARGUMENTS and self._arguments is None:
             if (yield from self._source.peek()) != "{":
-                return False
+                return (yield from self._other_arguments())
             self._arguments = ""
             if self._name:
                 self._begin()
@@ -140,6 +159,19 @@ class _CallObject:
         if self._known is not None and key not in _OTHERS:
             return False
         return (yield from self._source.json_value(self._held.append))
+
+    def _other_arguments(self) -> Reading[bool]:
+        """Read arguments that are an object as JSON text, or null: no arguments."""
+        start = len(self._held)
+        whole = yield from self._source.json_value(self._held.append)
+        arguments = _object_text("".join(self._held[start:])) if whole else ""
+        if not arguments:
+            return False
+        self._arguments = arguments
+        if self._name:
+            self._begin()
+            self._give_arguments(arguments)
+        return True
 
     def _begin(self) -> None:
         self._start(self._name)
@@ -167,3 +199,14 @@ class _CallObject:
             return str(orjson.loads("".join(self._held[start:])))
         except orjson.JSONDecodeError:
             return ""
+
+
+def _object_text(value: str) -> str:
+    """Return the object that a JSON value stands for; "": it stands for none."""
+    try:
+        text = orjson.loads(value)
+        if text is None:
+            return "{}"
+        return text if isinstance(text, str) and isinstance(orjson.loads(text), dict) else ""
+    except orjson.JSONDecodeError:
+        return ""

@@ -5,13 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pagoda_gateway.dialects.families import gemma4
+from pagoda_gateway.dialects.families import deepseek, gemma4, glm, json_list, kimi
+from pagoda_gateway.dialects.families.deepseek import DeepSeek
 from pagoda_gateway.dialects.families.gemma4 import Gemma4
+from pagoda_gateway.dialects.families.glm import Glm
 from pagoda_gateway.dialects.families.harmony import CHANNEL, Harmony, unfinished
 from pagoda_gateway.dialects.families.hermes import Hermes
+from pagoda_gateway.dialects.families.json_list import JsonList
+from pagoda_gateway.dialects.families.kimi import Kimi
 from pagoda_gateway.dialects.families.llama3 import Llama3
-from pagoda_gateway.dialects.families.mistral import ARGS, Mistral
-from pagoda_gateway.dialects.families.qwen3_coder import FUNCTION, PARAMETER, Qwen3Coder
+from pagoda_gateway.dialects.families.mistral import ARGS, CALL_ID, OPEN, Mistral
+from pagoda_gateway.dialects.families.qwen3_coder import (
+    FUNCTION,
+    PARAMETER,
+    SEED_OPEN,
+    Qwen3Coder,
+)
 from pagoda_gateway.dialects.grammar import Calls, Tool
 from pagoda_gateway.dialects.parts import ContentText, OutputParser, ReasoningText, Without
 from pagoda_gateway.dialects.reasoning import ReasoningMarks, ReasoningParser
@@ -22,7 +31,10 @@ from pagoda_gateway.dialects.reasoning_tokens import (
 )
 from pagoda_gateway.dialects.stream_parser import ContentParser
 
-NAMES = ("gemma4", "harmony", "hermes", "llama3", "mistral", "qwen3_coder")
+NAMES = (
+    "command_r7b", "deepseek", "gemma4", "glm", "granite", "harmony", "hermes", "kimi", "llama3",
+    "mistral", "phi4_mini", "qwen3_coder", "seed_oss",
+)  # fmt: skip
 
 
 class _Family(Protocol):
@@ -217,26 +229,43 @@ class Dialect:
 
 def _found(source: str) -> str:
     """Return the name of the format that a template shows."""
-    if CHANNEL in source:
-        return "harmony"
-    if "[TOOL_CALLS]" in source:
-        return "mistral"
-    if gemma4.OPEN + gemma4.CALL in source:
-        return "gemma4"
-    if FUNCTION in source and PARAMETER in source:
-        return "qwen3_coder"
-    if "<|start_header_id|>" in source and '"parameters"' in source:
-        return "llama3"
-    return "hermes"
+    shown = (name for name, *marks in _SHOWN if all(mark in source for mark in marks))
+    return next(shown, "hermes")
+
+
+_SHOWN = (
+    ("harmony", CHANNEL),
+    ("mistral", OPEN),
+    ("gemma4", gemma4.OPEN + gemma4.CALL),
+    ("deepseek", deepseek.CALL, deepseek.SEPARATOR),
+    ("kimi", kimi.CALL, kimi.ARGUMENTS),
+    ("glm", glm.OPEN, glm.KEY, glm.VALUE),
+    ("seed_oss", SEED_OPEN, FUNCTION, PARAMETER),
+    ("qwen3_coder", FUNCTION, PARAMETER),
+    ("command_r7b", json_list.ACTION),
+    ("phi4_mini", json_list.TOOLS, json_list.TOOLS_END),
+    ("phi4_mini", json_list.CALL, json_list.CALL_END),
+    ("granite", json_list.CALL),
+    ("llama3", "<|start_header_id|>", '"parameters"'),
+)
+"""Formats, each with marks by which a template shows it: all of them. The first one counts."""
 
 
 def _family(source: str, name: str) -> _Family | Harmony:
-    if name == "harmony":
-        return Harmony()
-    if name == "llama3":
-        return Llama3()
-    if name == "gemma4":
-        return Gemma4()
-    if name == "qwen3_coder":
-        return Qwen3Coder()
-    return Mistral(named=ARGS in source) if name == "mistral" else Hermes()
+    """Return a family, as its template has it."""
+    makers: dict[str, Callable[[], _Family | Harmony]] = {
+        "command_r7b": JsonList.command_r7b,
+        "deepseek": lambda: DeepSeek(fenced=deepseek.FENCE in source),
+        "gemma4": Gemma4,
+        "glm": lambda: Glm(has_lines=glm.KEY_CLOSE + glm.VALUE not in source),
+        "granite": JsonList.granite,
+        "harmony": Harmony,
+        "hermes": Hermes,
+        "kimi": Kimi,
+        "llama3": Llama3,
+        "mistral": lambda: Mistral(named=ARGS in source, has_ids=CALL_ID in source),
+        "phi4_mini": JsonList.phi4_mini,
+        "qwen3_coder": Qwen3Coder,
+        "seed_oss": Qwen3Coder.seed,
+    }
+    return makers[name]()

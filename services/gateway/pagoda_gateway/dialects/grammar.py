@@ -87,12 +87,17 @@ def opening_rules(opening: str, calls: Calls) -> list[str]:
     ]
 
 
-def object_rules(tools: Sequence[Tool], key: str) -> list[str]:
-    """Return `call_object`: a tool's name and, under `key`, arguments that its schema allows."""
+def object_rules(
+    tools: Sequence[Tool], key: str, head: str = '"{"', name_key: str = "name"
+) -> list[str]:
+    """Return `call_object`: a tool's name and, under `key`, arguments that its schema allows.
+
+    `head`: words before the name, with the object's bracket.
+    """
     rules = ["call_object: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        head = f'{{"name": {json_text(tool.name)}, "{key}": '
-        rules.append(f'call_{i}: {json_text(head)} %json {json_text(tool.arguments)} "}}"')
+        name = json_text(f'"{name_key}": {json_text(tool.name)}, "{key}": ')
+        rules.append(f'call_{i}: {head} {name} %json {json_text(tool.arguments)} "}}"')
     return rules
 
 

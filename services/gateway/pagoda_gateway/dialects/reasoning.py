@@ -74,7 +74,13 @@ THINK = ReasoningMarks("<think>", "</think>")
 THOUGHT_CHANNEL = ReasoningMarks("<|channel>", "<channel|>", "thought")
 """Gemma 4's."""
 
-_KNOWN = (THINK, THOUGHT_CHANNEL)
+_KNOWN = (
+    THINK,
+    THOUGHT_CHANNEL,
+    ReasoningMarks("[THINK]", "[/THINK]"),  # Magistral's
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B's
+)
 
 
 class ReasoningParser(StreamParser):

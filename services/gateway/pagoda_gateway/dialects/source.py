@@ -6,6 +6,7 @@ time is linear in the text and what waits is no longer than a mark.
 
 import re
 from collections.abc import Callable, Generator
+from functools import cache
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -55,21 +56,47 @@ class Source:
                 return False
             yield
 
+    def ahead(self, *marks: str) -> Reading[bool]:
+        """Return whether the text goes on with one of the marks, which is not read."""
+        while True:
+            if self._text.startswith(marks, self._at):
+                return True
+            rest = self._text[self._at : self._at + max(map(len, marks))]
+            if self.ended or not any(mark.startswith(rest) for mark in marks):
+                return False
+            yield
+
+    def ends_within(self, *marks: str) -> bool:
+        """Drop the beginning of a mark that the text ends with; False: it does not."""
+        rest = self._text[self._at :]
+        found = self.ended and bool(rest) and any(mark.startswith(rest) for mark in marks)
+        if found:
+            self._at = len(self._text)
+        return found
+
     def until(self, mark: str, sink: Sink) -> Reading[bool]:
         """Read up to and with `mark`; what is before it goes to `sink`. False: the text has ended.
 
         An end of the text that may become the mark waits.
         """
+        return bool((yield from self.until_any((mark,), sink)))
+
+    def until_any(self, marks: tuple[str, ...], sink: Sink) -> Reading[str]:
+        """Read up to and with the first of `marks`, and return it; "": the text has ended.
+
+        None of them may be within another one.
+        """
+        pattern = _any_of(marks)
         while True:
-            start = self._text.find(mark, self._at)
-            if start >= 0:
-                self._give(start, sink)
-                self._at = start + len(mark)
-                return True
+            found = pattern.search(self._text, self._at)
+            if found:
+                self._give(found.start(), sink)
+                self._at = found.end()
+                return found[0]
             if self.ended:
                 self._give(len(self._text), sink)
-                return False
-            self._give(len(self._text) - self._possible_start(mark), sink)
+                return ""
+            self._give(len(self._text) - max(map(self._possible_start, marks)), sink)
             yield
 
     def rest(self, sink: Sink) -> Reading[None]:
@@ -133,3 +160,8 @@ class Source:
             if self._text.endswith(mark[:size]):
                 return size
         return 0
+
+
+@cache
+def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, marks)))

@@ -12,6 +12,7 @@ from support.tiny_tokenizer import EOS_ID, byte_level_tokenizer
 from tokenizers import AddedToken
 
 from pagoda_gateway.dialects.dialect import Dialect
+from pagoda_gateway.dialects.families import deepseek, glm, kimi, qwen3_coder
 from pagoda_gateway.dialects.grammar import Calls, Tool
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.text.grammars import arguments_schema
@@ -37,9 +38,23 @@ PLAIN = [
 ODD = [Tool(ODD_NAME, arguments_schema(SCHEMA)), Tool("look", arguments_schema({}))]
 TEMPLATES = {
     "hermes": "<tool_call>", "llama3": "", "mistral": "", "mistral, named": "[ARGS]",
-    "qwen3_coder": "", "gemma4": "",
+    "mistral, ids": "[CALL_ID][ARGS]", "qwen3_coder": "", "seed_oss": "", "gemma4": "",
+    "deepseek": "", "deepseek, fenced": deepseek.FENCE, "kimi": "", "glm": "",
+    "glm, one line": glm.KEY_CLOSE + glm.VALUE, "granite": "", "phi4_mini": "", "command_r7b": "",
 }  # fmt: skip
-MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call>", "<tool_call|>"]
+JSON = ("hermes", "llama3", "mistral", "granite", "phi4_mini", "command_r7b")
+NAMES_WITH_AN_END = [name for name in TEMPLATES if name not in JSON]
+SPECIAL = [
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", "<tool_call|>", *deepseek.DeepSeek.marks,
+    *kimi.Kimi.marks, "<|tool_call|>", "<|/tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>",
+]  # fmt: skip
+PLAIN_MARKS = [*glm.Glm.marks, qwen3_coder.SEED_OPEN, qwen3_coder.SEED_CLOSE]
+MARKS = PLAIN_MARKS + SPECIAL
+ENDS_OF_TEXTS = {
+    "qwen3_coder": "</parameter>", "seed_oss": "</parameter>", "glm": "</arg_value>",
+    "glm, one line": "</arg_value>",
+}  # fmt: skip
+QWENS = "\n<function=go_2>\n<parameter=ok>\n%s\n</parameter>\n</function>\n"
 ENDING = set(b'"}]') | {EOS_ID}
 MAX_TOKENS = 1500
 
@@ -48,8 +63,8 @@ def tokens(*, marks: bool) -> tuple[LLTokenizer, dict[str, int]]:
     """A byte-level vocabulary; with `marks` they are tokens of their own, some special."""
     tokenizer = byte_level_tokenizer()
     if marks:
-        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in MARKS[:2]])
-        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS[2:]])
+        tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in PLAIN_MARKS])
+        tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in SPECIAL])
     ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS} if marks else {}
     return LLTokenizer(tokenizer.to_str(), eos_token=EOS_ID), ids
 
@@ -60,7 +75,7 @@ def dialect(name: str) -> Dialect:
 
 def walk(tokenizer: LLTokenizer, rules: str, seed: int, end: str = "") -> str:
     """Write at random within the grammar, to an end where one is allowed; `end` ends texts."""
-    tag = tokenizer.tokenize_str(end)
+    tag = tokenizer.tokenize_str(end, parse_special=True)
     draw = random.Random(seed)
     matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
     assert not matcher.is_error(), matcher.get_error()
@@ -81,18 +96,17 @@ def walk(tokenizer: LLTokenizer, rules: str, seed: int, end: str = "") -> str:
 
 @pytest.mark.parametrize("marks", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("tools", [PLAIN, ODD])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    ("name", "tools"), [*((name, PLAIN) for name in TEMPLATES), *((name, ODD) for name in JSON)]
+)
 def test_walks_are_calls(name: str, tools: list[Tool], parallel: bool, marks: bool) -> None:
-    if tools is ODD and name in ("mistral, named", "qwen3_coder", "gemma4"):
-        tools = PLAIN
     tokenizer, ids = tokens(marks=marks)
     found = dialect(name)
     rules = found.calls_grammar(Calls(tools, True, parallel, ids))
     schemas = {tool.name: tool.arguments for tool in tools}
     counts = set()
     for seed in range(12):
-        text = walk(tokenizer, rules, seed, "</parameter>" * (name == "qwen3_coder"))
+        text = walk(tokenizer, rules, seed, ENDS_OF_TEXTS.get(name, ""))
         print(f"seed {seed}: {text!r}")
         content, _, calls = reading(parts_of(found.parser(tools), text))
         assert content == ""
@@ -112,10 +126,24 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         "llama3": '{"name": "go_2", "parameters": {"ok": %s}}',
         "mistral": '[TOOL_CALLS][{"name": "go_2", "arguments": {"ok": %s}}]',
         "mistral, named": '[TOOL_CALLS]go_2[ARGS]{"ok": %s}',
-        "qwen3_coder": "<tool_call>\n<function=go_2>\n<parameter=ok>\n%s\n</parameter>\n"
-        "</function>\n</tool_call>",
+        "mistral, ids": '[TOOL_CALLS]go_2[CALL_ID]abcdef123[ARGS]{"ok": %s}',
+        "qwen3_coder": "<tool_call>" + QWENS + "</tool_call>",
+        "seed_oss": "<seed:tool_call>" + QWENS + "</seed:tool_call>",
+        "deepseek": deepseek.CALLS + deepseek.CALL + "go_2" + deepseek.SEPARATOR + '{"ok": %s}'
+        + deepseek.CALL_END + deepseek.CALLS_END,
+        "deepseek, fenced": deepseek.CALLS + deepseek.CALL + "function" + deepseek.SEPARATOR
+        + 'go_2\n```json\n{"ok": %s}\n```' + deepseek.CALL_END + deepseek.CALLS_END,
+        "granite": '<|tool_call|>[{"name": "go_2", "arguments": {"ok": %s}}]',
+        "phi4_mini": '<|tool_call|>[{"name": "go_2", "arguments": {"ok": %s}}]<|/tool_call|>',
+        "command_r7b": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "go_2", '
+        '"parameters": {"ok": %s}}\n]<|END_ACTION|>',
+        "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.go_2:0"
+        '<|tool_call_argument_begin|>{"ok": %s}<|tool_call_end|><|tool_calls_section_end|>',
+        "glm": "<tool_call>go_2\n<arg_key>ok</arg_key>\n<arg_value>%s</arg_value>\n</tool_call>",
+        "glm, one line": "<tool_call>go_2<arg_key>ok</arg_key><arg_value>%s</arg_value>"
+        "</tool_call>",
         "gemma4": '<|tool_call>call:go_2{"ok": %s}<tool_call|>',
-    }[name]
+    }[name]  # fmt: skip
 
     def accepts(text: str) -> bool:
         matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
@@ -133,7 +161,43 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         assert not accepts("Hello\n" + call % "5")
 
 
-@pytest.mark.parametrize("name", ["mistral, named", "qwen3_coder", "gemma4"])
+@pytest.mark.parametrize("marks", [False, True])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_coder", "Hello" + QWENS + "</tool_call>"),
+        ("seed_oss", QWENS[1:] + "</seed:tool_call>"),
+        (
+            "llama3",
+            '{"name": "go_2", "parameters": {"ok": true}}\n'
+            '{"name": "go_2", "parameters": {"ok": %s}}',
+        ),
+    ],
+)
+def test_calls_that_models_write_otherwise_are_held_too(name: str, text: str, marks: bool) -> None:
+    tokenizer, ids = tokens(marks=marks)
+    rules = dialect(name).calls_grammar(Calls(PLAIN, False, True, ids))
+    for value, is_taken in (("true", True), ("5", False)):
+        matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+        written = tokenizer.tokenize_str(text % value, parse_special=marks)
+        assert (matcher.try_consume_tokens(written) == len(written)) is is_taken
+        assert not is_taken or matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "seed_oss"])
+@pytest.mark.parametrize("tag", ["<parameter=", "</function>"])
+def test_a_text_has_no_tags_that_would_end_it(name: str, tag: str) -> None:
+    tokenizer, _ = tokens(marks=False)
+    tools = [Tool("go", arguments_schema({"properties": {"a": {"type": "string"}}}))]
+    rules = dialect(name).calls_grammar(Calls(tools, True, False, {}))
+    head = f"{dialect(name).marks[0]}\n<function=go>\n<parameter=a>\nx < y"
+    for text, is_taken in ((head + tag[:-1], True), (head + tag, False)):
+        matcher = LLMatcher(tokenizer, f"start: calls\n{rules}")
+        ids = tokenizer.tokenize_str(text)
+        assert (matcher.try_consume_tokens(ids) == len(ids)) is is_taken
+
+
+@pytest.mark.parametrize("name", NAMES_WITH_AN_END)
 def test_a_name_that_the_format_cannot_hold(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="letters, digits") as caught:
         dialect(name).calls_grammar(Calls(ODD, True, False, {}))

@@ -1,8 +1,14 @@
 """Which dialect a chat template shows."""
 
 import pytest
+from support.output_parts import cut, parts_of
 
 from pagoda_gateway.dialects.dialect import Dialect
+from pagoda_gateway.dialects.families import deepseek
+from pagoda_gateway.dialects.families.deepseek import DeepSeek
+from pagoda_gateway.dialects.families.glm import Glm
+from pagoda_gateway.dialects.families.kimi import Kimi
+from pagoda_gateway.dialects.parts import ContentText, ReasoningText
 
 LLAMA = "<|start_header_id|>user<|end_header_id|>"
 
@@ -13,7 +19,24 @@ LLAMA = "<|start_header_id|>user<|end_header_id|>"
         ("<tool_call>{{ call | tojson }}</tool_call>", "hermes", {"<tool_call>", "</tool_call>"}),
         (LLAMA + '{"name": name, "parameters": dictionary}', "llama3", {"<|python_tag|>"}),
         (LLAMA, "hermes", {"<tool_call>", "</tool_call>"}),
-        ("[TOOL_CALLS][{{ call }}]", "mistral", {"[TOOL_CALLS]", "[ARGS]"}),
+        ("[TOOL_CALLS][{{ call }}]", "mistral", {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}),
+        ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>", "kimi", set(Kimi.marks)),
+        (deepseek.CALL + "{{ name }}" + deepseek.SEPARATOR, "deepseek", set(DeepSeek.marks)),
+        (
+            "<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>v</arg_value>",
+            "glm",
+            set(Glm.marks),
+        ),
+        ("respond with <|tool_call|> and a list", "granite", {"<|tool_call|>"}),
+        ("<|tool|>{{ tools }}<|/tool|>", "phi4_mini", {"<|tool_call|>", "<|/tool_call|>"}),
+        ("<|tool_call|>[]<|/tool_call|>", "phi4_mini", {"<|tool_call|>", "<|/tool_call|>"}),
+        ("<|START_ACTION|>", "command_r7b", {"<|START_ACTION|>", "<|END_ACTION|>"}),
+        ("<tool_call><function=x><parameter=y>", "qwen3_coder", {"<tool_call>", "</tool_call>"}),
+        (
+            "<seed:tool_call><function=x><parameter=y>",
+            "seed_oss",
+            {"<seed:tool_call>", "</seed:tool_call>"},
+        ),
         (
             "{{ content.split('</think>') }}",
             "hermes",
@@ -30,7 +53,7 @@ def test_template_shows_the_dialect(source: str, name: str, marks: set[str]) -> 
 
 def test_a_setting_names_it() -> None:
     assert Dialect.of("<tool_call>", "mistral").name == "mistral"
-    with pytest.raises(ValueError, match=r"'xml'.*auto, gemma4, harmony, hermes, llama3"):
+    with pytest.raises(ValueError, match=r"'xml'.*auto, command_r7b, deepseek, gemma4, glm"):
         Dialect.of("", "xml")
 
 
@@ -39,3 +62,21 @@ def test_a_prompt_opens_reasoning() -> None:
     assert dialect.opens_reasoning("<|assistant|><think>\n")
     assert not dialect.opens_reasoning("<|assistant|><think>\n\n</think>\n\n")
     assert not Dialect.of("").opens_reasoning("say <think>")
+
+
+@pytest.mark.parametrize(
+    ("opening", "close"),
+    [
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ],
+)
+def test_reasoning_has_marks_of_its_own(opening: str, close: str) -> None:
+    dialect = Dialect.of(f"[TOOL_CALLS]{opening}{close}")
+    assert dialect.opens_reasoning(opening)
+    assert {opening, close} < set(dialect.marks)
+    assert parts_of(dialect.parser([]), cut(f"{opening}hm{close}4", range(40))) == [
+        ReasoningText("hm"),
+        ContentText("4"),
+    ]

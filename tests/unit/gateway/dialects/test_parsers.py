@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 from support.output_parts import PlainCall, cut, parts_of, reading
 
 from pagoda_gateway.dialects.dialect import NAMES, Dialect
+from pagoda_gateway.dialects.families import deepseek, kimi
+from pagoda_gateway.dialects.families.deepseek import DeepSeek
+from pagoda_gateway.dialects.families.glm import Glm
+from pagoda_gateway.dialects.families.kimi import Kimi
 from pagoda_gateway.dialects.grammar import Tool
 from pagoda_gateway.dialects.parts import (
     CallArguments,
@@ -20,13 +24,16 @@ from pagoda_gateway.dialects.parts import (
 TOOLS = [Tool("look"), Tool("go")]
 MARKS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>",
-    "</think>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>",
+    "</think>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "[CALL_ID]",
+    "<function=go>", "</function>", "<parameter=a>", "</parameter>", "<seed:tool_call>",
+    "</seed:tool_call>", *Glm.marks, *Kimi.marks, *DeepSeek.marks,
 ]  # fmt: skip
 FRAGMENTS = [
     *MARKS, "<", "[", "{", "}", "]", ",", ";", ":", '"', "\\", "\n", " ", "x", "look", "é",
     '"name": "look"', '"name": "nobody"', '"arguments": {"a": "}\\"{"}', '"parameters": {}',
     "analysis", "final", " to=functions.look", "commentary", "<|", "assistant",
-    '"id": [1, {}]', '{"name": "go", "arguments": {"b": [1, 2]}}',
+    "null", '"arguments": "{}"', "```json", "functions.go:0", "{'a': 1}", '"id": [1, {}]',
+    '{"name": "go", "arguments": {"b": [1, 2]}}',
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 VALUES = st.sampled_from([None, 1.5, [], [1, {"a": ["}"]}], {"b": {}}, '"', "\\", "{", *MARKS])
@@ -48,6 +55,10 @@ WHOLE = {
     "hermes": '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "look", "arguments": {}}]',
 }
+OPENINGS = {
+    "hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "deepseek": deepseek.CALLS,
+    "kimi": kimi.SECTION,
+}  # fmt: skip
 BORDERS = st.lists(st.integers(0, 400), max_size=30)
 
 
@@ -69,6 +80,23 @@ def written(name: str, calls: list[tuple[str, dict[str, object]]], space: str) -
         return space.join(blocks)
     if name == "llama3":
         return f"{space};{space}".join(objects)
+    if name.startswith("deepseek"):
+        form = "%s{sep}%s" if name == "deepseek" else "function{sep}%s\n```json\n%s\n```"
+        form = deepseek.CALL + form.format(sep=deepseek.SEPARATOR) + deepseek.CALL_END
+        blocks = [form % (called, json.dumps(arguments)) for called, arguments in calls]
+        return f"{deepseek.CALLS}{space.join(blocks)}{deepseek.CALLS_END}{space}"
+    if name == "kimi":
+        form = f"<|tool_call_begin|>functions.%s:%d<|tool_call_argument_begin|>{space}%s"
+        blocks = [
+            form % (called, i, json.dumps(arguments)) + "<|tool_call_end|>"
+            for i, (called, arguments) in enumerate(calls)
+        ]
+        return (
+            "<|tool_calls_section_begin|>"
+            + space.join(blocks)
+            + "<|tool_calls_section_end|>"
+            + space
+        )
     if name == "mistral":
         return "[TOOL_CALLS]" + space + "[" + f",{space}".join(objects) + "]"
     return space.join(f"[TOOL_CALLS]{called}[ARGS]{json.dumps(args)}" for called, args in calls)
@@ -85,7 +113,10 @@ def test_parts_do_not_depend_on_the_cuts(
         assert pieces == whole
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "mistral, named"])
+@pytest.mark.parametrize(
+    "name",
+    ["hermes", "llama3", "mistral", "mistral, named", "deepseek", "deepseek, fenced", "kimi"],
+)
 @given(calls=CALLS, space=st.sampled_from(["", " ", "\n"]), borders=BORDERS)
 def test_calls_are_read_as_they_are_written(
     name: str, calls: list[tuple[str, dict[str, object]]], space: str, borders: list[int]
@@ -98,14 +129,16 @@ def test_calls_are_read_as_they_are_written(
     assert parser.has_calls
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral, named"])
+@pytest.mark.parametrize(
+    "name", ["hermes", "mistral", "mistral, named", "deepseek", "deepseek, fenced", "kimi"]
+)
 @given(calls=CALLS, length=st.integers(0, 400))
 def test_cut_off_calls_leave_no_marks(
     name: str, calls: list[tuple[str, dict[str, object]]], length: int
 ) -> None:
     text = "Well.\n" + written(name, calls, "\n")
     content, found = read(name.split(",")[0], text[:length])
-    assert "Well.\n<tool_call>".startswith(content) or "Well.\n[TOOL_CALLS]".startswith(content)
+    assert f"Well.\n{OPENINGS[name.split(',')[0]]}".startswith(content)
     whole = [(called, json.dumps(arguments)) for called, arguments in calls]
     assert [called for called, _ in found] == [called for called, _ in whole[: len(found)]]
     for (_, some), (_, all_of_it) in zip(found, whole, strict=False):
@@ -134,8 +167,22 @@ def test_what_is_no_call_is_content(name: str, data: st.DataObject) -> None:
         ("hermes", '<tool_call>{"name": "l\\u006fok", "arg', "", [("look", "")]),
         ("hermes", "Say <tool_call> once", "Say <tool_call> once", []),
         ("hermes", '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-        ("hermes", '<tool_call>{"name": "x", "arguments": "{}"}', '<tool_call>{"name": "x", '
-         '"arguments": "{}"}', []),
+        ("hermes", '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}</tool_call>', "",
+         [("x", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"arguments": "{}", "name": "x"}</tool_call>', "", [("x", "{}")]),
+        ("hermes", '<tool_call>{"name": "x", "arguments": "[]"}.', '<tool_call>{"name": "x", '
+         '"arguments": "[]"}.', []),
+        ("hermes", '<tool_call>{"name": "x", "arguments": "{"}.', '<tool_call>{"name": "x", '
+         '"arguments": "{"}.', []),
+        ("hermes", '<tool_call>{"name": "x", "arguments": "{\\"a', "", [("x", "")]),
+        ("hermes", '<tool_call>{"name": "x", "arguments": null}</tool_call>', "", [("x", "{}")]),
+        ("hermes", '<tool_call>{"arguments": null, "name": "x"}</tool_call>', "", [("x", "{}")]),
+        ("hermes", '<tool_call>{"name": "x", "arguments": true}.', '<tool_call>{"name": "x", '
+         '"arguments": true}.', []),
+        ("hermes", '<tool_call>\n{"name": "x"}\n{"name": "y", "arguments": {}}\n</tool_call>\n',
+         "", [("x", "{}"), ("y", "{}")]),
+        ("hermes", '<tool_call>{"name": "x"} {"y": 1}</tool_call>.', ' {"y": 1}</tool_call>.',
+         [("x", "{}")]),
         ("hermes", '<tool_call>{"name": "x", "arguments": {}}}', "}", [("x", "{}")]),
         ("hermes", '<tool_call>{"id": 1}', '<tool_call>{"id": 1}', []),
         ("hermes", " \n", " \n", []),
@@ -145,11 +192,22 @@ def test_what_is_no_call_is_content(name: str, data: st.DataObject) -> None:
         ("llama3", '{"name": "look", "parameters": {}}; {"name": "Bob"}', '; {"name": "Bob"}',
          [("look", "{}")]),
         ("llama3", '{"name": "look", "parameters": {}};', "", [("look", "{}")]),
+        ("llama3", '{"name": "look", "parameters": {}}\n{"name": "go", "parameters": {"a": 1}}', "",
+         [("look", "{}"), ("go", '{"a": 1}')]),
+        ("llama3", '{"name": "look", "parameters": {}}\n{"a": 1}', '\n{"a": 1}',
+         [("look", "{}")]),
+        ("llama3", '{"name": "look", "parameters": {}}\nDone', "\nDone", [("look", "{}")]),
         ("llama3", 'So: {"name": "look", "parameters": {}}',
          'So: {"name": "look", "parameters": {}}', []),
         ("llama3", '{"na', '{"na', []),
         ("mistral", "[TOOL_CALLS]look{}[TOOL_CALLS]go[ARGS] {}", "",
          [("look", "{}"), ("go", "{}")]),
+        ("mistral", '[TOOL_CALLS]look[CALL_ID]abcdef123[ARGS]{"city": "Paris"}', "",
+         [("look", '{"city": "Paris"}')]),
+        ("mistral", "[TOOL_CALLS]look[CALL_ID]a1[ARGS]{}[TOOL_CALLS]go[CALL_ID]b2[ARGS]{}", "",
+         [("look", "{}"), ("go", "{}")]),
+        ("mistral", "[TOOL_CALLS]look[CALL_ID]ab", "", [("look", "")]),
+        ("mistral", "[TOOL_CALLS]look[CALL_ID]a b", "[TOOL_CALLS]look[CALL_ID]a b", []),
         ("mistral", "[TOOL_CALLS]loo", "", []),
         ("mistral", "[TOOL_CALLS]look[AR", "", [("look", "")]),
         ("mistral", "[TOOL_CALLS]is a token", "[TOOL_CALLS]is a token", []),

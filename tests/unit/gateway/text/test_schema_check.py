@@ -15,6 +15,10 @@ from pagoda_runtime.grammar import GrammarCompiler
 
 TOKENIZER = Path(__file__).parents[4] / "demo/model/tokenizer.json"
 EOS = 1
+TUPLE = {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "string"}}
+DATE = {"$id": "https://a.b/c", "$ref": "https://a.b/c#/x/y", "x": {"y": {"format": "date"}}}
+
+NO_QUOTES = {"patternProperties": {'^[^"]*$': {"type": "integer"}}, "additionalProperties": False}
 
 
 def text(**rules: Any) -> dict[str, Any]:
@@ -52,6 +56,24 @@ def walker() -> GrammarWalker:
         (text(format="date-time"), '"2023-02-28T10:00:60Z"'),
         (text(format="time"), '"10:00:60Z"'),
         (text(format="hostname"), '"' + ".".join(["a" * 60] * 5) + '"'),
+        ({**DATE, "type": "string"}, '"2023-02-29"'),
+        ({**TUPLE, "additionalItems": False}, '["a", "b"]'),
+        ({**TUPLE, "additionalItems": True}, '["a"]'),
+        ({"type": "number", "multipleOf": 0.07}, "0.08"),
+        ({"type": "number", "multipleOf": 0.07}, "0.035"),
+        (text(pattern="^a.b$"), r'"a\rb"'),
+        (text(pattern="^a.b$"), '"a\u2028b"'),
+        (text(pattern=r"^a\sb$"), '"a\u0085b"'),
+        (text(pattern=r"^a[\s]b$"), '"a\u0085b"'),
+        (text(pattern=r"^\S$"), '"\ufeff"'),
+        (text(pattern=r"^[^\s]$"), '"\ufeff"'),
+        (text(pattern=r"^[\Sx]$"), '"\ufeff"'),
+        (text(pattern='^[^"]*$'), r'"a\"b"'),
+        (text(pattern=r"^[^\\]*$"), r'"a\\b"'),
+        (text(pattern=r"^[\x00-\x21]$"), r'"\""'),
+        (text(pattern=r"^(?<stop>a)b$"), '"b"'),
+        (text(pattern="^[^-a]$"), '"-"'),
+        (NO_QUOTES, r'{"\"":1}'),
     ],
 )
 def test_what_a_schema_forbids_cannot_be_written(
@@ -74,6 +96,19 @@ def test_what_a_schema_forbids_cannot_be_written(
         (text(pattern=r"^[\w.\--]\[[a-z]$"), '"-[a"'),
         (text(pattern="^a&&b--c~~d$"), '"a&&b--c~~d"'),
         ({"type": "integer", "maximum": 2**63 - 1}, "9223372036854775807"),
+        ({"type": "number", "multipleOf": 0.07}, "-0.14"),
+        ({"type": "number", "multipleOf": 0.07, "maximum": 100}, "7"),
+        (text(minLength=2.0, maxLength=2.0), '"ab"'),
+        ({"type": "object", "minProperties": 1.0, "maxProperties": 1.0}, '{"a": 1}'),
+        ({**TUPLE, "additionalItems": False}, '[1, "b"]'),
+        (text(pattern="^a.b$"), '"a\u0085b"'),
+        (text(pattern=r"^a\sb$"), '"a\ufeffb"'),
+        (text(pattern=r"^[\S]$"), '"\u0085"'),
+        (text(pattern='^[^"]*$'), r'"a\\\n\tb"'),
+        (text(pattern=r"^[^\\]*$"), r'"a\"\n\tb"'),
+        (text(pattern="^[^]$"), r'"\""'),
+        (text(pattern=r"^[\b]\cJ\u{1F600}\ud83d\ude00$"), r'"\b\n😀😀"'),
+        (text(pattern=r"^\-\_\@\<\ }]$"), '"-_@< }]"'),
         ({"type": "object", "minProperties": 1, "additionalProperties": {}}, '{"a":null}'),
     ],
 )

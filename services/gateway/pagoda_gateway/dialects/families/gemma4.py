@@ -54,10 +54,10 @@ class Gemma4:
 
 
 class _Parser(MarkedCallParser):
-    _mark = OPEN
+    _marks = (OPEN,)
 
-    def _block(self) -> Reading[bool]:
-        held = [OPEN, (yield from self._source.whitespace())]
+    def _block(self, mark: str) -> Reading[bool]:
+        held = [mark, (yield from self._source.whitespace())]
         if not (yield from self._source.mark(CALL, cut=True)):
             self._content("".join(held))
             return False

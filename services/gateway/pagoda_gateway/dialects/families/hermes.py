@@ -34,12 +34,14 @@ class Hermes:
 
 
 class _Parser(MarkedCallParser):
-    _mark = OPEN
+    _marks = (OPEN,)
 
-    def _block(self) -> Reading[bool]:
-        held = [OPEN, (yield from self._source.whitespace())]
-        if not (yield from self._call(held)):
-            return False
-        yield from self._source.whitespace()
-        yield from self._source.mark(CLOSE, cut=True)
-        return True
+    def _block(self, mark: str) -> Reading[bool]:
+        held = [mark, (yield from self._source.whitespace())]
+        while (yield from self._call(held)):
+            held = [(yield from self._source.whitespace())]
+            if (yield from self._source.mark(CLOSE, cut=True)):
+                return True
+            if (yield from self._source.peek()) != "{":  # a model that is cut, or forgets the mark
+                return True
+        return False

@@ -1,5 +1,6 @@
-"""Llama 3.1 and later: an output that is `{"name": ..., "parameters": {...}}`, several with `;`.
+"""Llama 3.1 and later: an output that is `{"name": ..., "parameters": {...}}`, or several of them.
 
+Between two is `; `, or the end of a line.
 Nothing but the name of a known tool tells a call from an answer in JSON.
 """
 
@@ -26,7 +27,7 @@ class Llama3:
 
     def calls_rules(self, calls: Calls) -> list[str]:
         """Return the rules of `calls`."""
-        more = ' ("; " call_object)*' if calls.parallel else ""
+        more = r' (("; " | "\n") call_object)*' if calls.parallel else ""
         if calls.at_least_one:
             return [f"calls: call_object{more}", *object_rules(calls.tools, "parameters")]
         return [
@@ -45,9 +46,10 @@ class _Parser(CallParser):
         held: list[str] = []
         while (yield from self._read_call(held)):
             held = [(yield from self._source.whitespace())]
-            if not (yield from self._source.mark(";")):
+            if (yield from self._source.mark(";")):
+                held.append(";")
+            elif (yield from self._source.peek()) != "{":
                 break
-            held.append(";")
         if not self.has_calls or (yield from self._source.peek()):
             self._content("".join(held))
         yield from self._source.rest(self._content)

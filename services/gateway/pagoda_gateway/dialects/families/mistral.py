@@ -1,6 +1,7 @@
 """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, newer: `[TOOL_CALLS]name[ARGS]{...}`.
 
-A parser reads both; which of them a model writes, its chat template says.
+Small 3.2 writes an id between: `[TOOL_CALLS]name[CALL_ID]abcdef123[ARGS]{...}`. A parser reads all
+three; which of them a model writes, its chat template says.
 """
 
 import re
@@ -19,7 +20,8 @@ from pagoda_gateway.dialects.grammar import (
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
 
-OPEN, ARGS = "[TOOL_CALLS]", "[ARGS]"
+OPEN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NUM_ID_CHARS = 9
 _NAME_END = re.compile(r"[\s\[{]")
 
 
@@ -27,12 +29,18 @@ class Mistral:
     """The family."""
 
     name = "mistral"
-    marks = (OPEN, ARGS)
-    call_id_chars = 9
+    marks = (OPEN, CALL_ID, ARGS)
+    call_id_chars = _NUM_ID_CHARS
 
-    def __init__(self, *, named: bool) -> None:
-        """`named`: the model writes a mark and a name before each call, no list."""
+    def __init__(self, *, named: bool, has_ids: bool = False) -> None:
+        """Take what the model writes.
+
+        Args:
+            named: a mark and a name before each call, no list.
+            has_ids: an id after each name.
+        """
         self._named = named
+        self._has_ids = has_ids
 
     def parser(self, _tools: Sequence[Tool]) -> OutputParser:
         """Return a parser of one output."""
@@ -55,6 +63,9 @@ class Mistral:
             ]
         check_names(calls.tools, _NAME_END, "a space, '[' and '{'")
         args = mark(ARGS, calls.token_ids)
+        if self._has_ids:
+            call_id = mark(CALL_ID, calls.token_ids)
+            args = f"{call_id} /[A-Za-z0-9]{{{_NUM_ID_CHARS}}}/ {args}"
         alternatives = " | ".join(f"call_{i}" for i in range(len(calls.tools)))
         return [
             f"calls: {text}call_named{'+' if calls.parallel else ''}",
@@ -68,28 +79,23 @@ class Mistral:
 
 
 class _Parser(MarkedCallParser):
-    _mark = OPEN
+    _marks = (OPEN,)
 
-    def _block(self) -> Reading[bool]:
-        held = [OPEN, (yield from self._source.whitespace())]
+    def _block(self, mark: str) -> Reading[bool]:
+        held = [mark, (yield from self._source.whitespace())]
         if (yield from self._source.mark("[")):
-            return (yield from self._list([*held, "["]))
+            return (yield from self._call_list([*held, "["]))
         return (yield from self._named_call(held))
-
-    def _list(self, held: list[str]) -> Reading[bool]:
-        while (yield from self._call(held)):
-            yield from self._source.whitespace()
-            if not (yield from self._source.mark(",")):
-                yield from self._source.mark("]")
-                return True
-            held = [","]
-        return False
 
     def _named_call(self, held: list[str]) -> Reading[bool]:
         start = len(held)
         yield from self._source.while_not(_NAME_END, held.append)
         name = "".join(held[start:])
         held.append((yield from self._source.whitespace()))
+        if (yield from self._source.mark(CALL_ID, cut=True)):  # clients get an id of the gateway's
+            held += [CALL_ID, (yield from self._source.whitespace())]
+            yield from self._source.while_not(_NAME_END, held.append)
+            held.append((yield from self._source.whitespace()))
         if (yield from self._source.mark(ARGS, cut=True)):
             held += [ARGS, (yield from self._source.whitespace())]
         following = yield from self._source.peek()
@@ -99,6 +105,6 @@ class _Parser(MarkedCallParser):
             return True
         if following:
             self._content("".join(held))
-        elif name and ARGS in held:
+        elif name and (ARGS in held or CALL_ID in held):
             self._start_call(name)
         return False

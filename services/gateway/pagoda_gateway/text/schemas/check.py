@@ -5,21 +5,21 @@ that a double cannot tell apart, keys that are counted twice, patterns of anothe
 without end, and schemas that are none.
 """
 
-import re
+import copy
 from collections import defaultdict
 from typing import Any
 
 import orjson
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.text.schemas.numbers import check_numbers
 from pagoda_gateway.text.schemas.parts import Schemas, at, inside, refuse, schemas_in, target_of
+from pagoda_gateway.text.schemas.patterns import UNWRITABLE, PatternError, rust_pattern
+from pagoda_gateway.text.schemas.references import make_references_local
 from pagoda_runtime.grammar import MAX_GRAMMAR_BYTES
 
 MAX_DEPTH = 100  # a body's; llguidance ends at 128
 _EXACT = 2**53  # whole numbers up to here have a double of their own
-_INT64_MAX = 2**63 - 1  # has none, but its bound is exact
-_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # only as \uXXXX, which grammars exclude
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -29,9 +29,11 @@ def check_schema(schema: dict[str, Any]) -> None:
         InvalidRequestError: names the keyword, where it is as a JSON pointer, and what to do.
     """
     _check_size(schema)
+    schema = copy.deepcopy(schema)
+    make_references_local(schema)
     found = schemas_in(schema)
+    check_numbers(found)
     for place, part in found.values():
-        _check_bounds(part, place)
         _check_values(part, place)
         _check_patterns(part, place)
         _check_min_properties(part, place)
@@ -54,16 +56,6 @@ def _check_size(schema: dict[str, Any]) -> None:
     raise InvalidRequestError(f"it is nested over {MAX_DEPTH} deep, which is the limit")
 
 
-def _check_bounds(part: dict[str, Any], place: str) -> None:
-    for keyword in _BOUNDS:
-        value = part.get(keyword)
-        if not isinstance(value, int) or (keyword, value) == ("maximum", _INT64_MAX):
-            continue
-        limit = _EXACT - 1 if keyword.startswith("exclusive") else _EXACT
-        if abs(value) > limit:
-            raise refuse(place, keyword, f"is {shorten(value)}; whole ones go to +-{limit}")
-
-
 def _check_values(part: dict[str, Any], place: str) -> None:
     """Refuse what no output can be in `const` and `enum`, at any depth."""
     for keyword in ("const", "enum"):
@@ -73,7 +65,7 @@ def _check_values(part: dict[str, Any], place: str) -> None:
             if isinstance(value, int) and abs(value) > _EXACT:
                 why = f"has {shorten(value)}; whole numbers go to +-{_EXACT}; say it as text"
                 raise refuse(place, keyword, why)
-            if isinstance(value, str) and _UNWRITABLE.search(value):
+            if isinstance(value, str) and UNWRITABLE.search(value):
                 why = f"has {shorten(value)}; of control characters only \\b \\f \\n \\r \\t can be"
                 raise refuse(place, keyword, why)
             waiting += inside(value)
@@ -84,23 +76,10 @@ def _check_patterns(part: dict[str, Any], place: str) -> None:
     if "pattern" in part:
         patterns[part["pattern"]] = "pattern"
     for pattern, keyword in patterns.items():
-        sign = _set_operator(pattern)
-        if sign:
-            why = f"has {sign} inside of [] in {shorten(pattern)}; put a backslash before each"
-            raise refuse(place, keyword, why)
-
-
-def _set_operator(pattern: str) -> str:
-    """Return what joins sets inside of a class to Rust, and is only text to everybody else."""
-    is_inside = False
-    for token in re.findall(r"\\.|\[\^?\]?|&&|~~|--|.", pattern, re.DOTALL):
-        if not is_inside:
-            is_inside = token.startswith("[")
-        elif token == "]":
-            is_inside = False
-        elif token.startswith("[") or token in ("&&", "~~", "--"):
-            return token[:2] if token[0] != "[" else "["
-    return ""
+        try:
+            rust_pattern(pattern)
+        except PatternError as error:
+            raise refuse(place, keyword, f"is {shorten(pattern)}: {error}") from error
 
 
 def _check_min_properties(part: dict[str, Any], place: str) -> None:
@@ -150,8 +129,9 @@ def _needs(root: dict[str, Any], part: dict[str, Any]) -> list[list[int]]:
         others = part.get("additionalProperties")
         lists += [[known.get(name, others)] for name in part.get("required", ())]
     if part.get("type") in ("array", ["array"]):
-        first = part.get("prefixItems", [])
-        rest = part.get("items")
+        first, rest = part.get("prefixItems", []), part.get("items")
+        if isinstance(rest, list):  # a tuple of an older dialect
+            first, rest = rest, part.get("additionalItems")
         num_items = int(part.get("minItems", 0))
         lists += [[item] for item in first[:num_items]] + [[rest]] * (num_items > len(first))
     schemas = [options for options in lists if all(isinstance(one, dict) for one in options)]

@@ -13,13 +13,15 @@ import orjson
 
 from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.schemas.parts import at, schemas_directly_in, target_of
+from pagoda_gateway.text.schemas.patterns import rust_pattern
 from pagoda_runtime.grammar import GrammarCompiler
 
 _ROOT = "/$defs/root"
 _KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
-_OUTSIDE = "it must point into the schema; put what it means into '$defs'"
 _UNSATISFIABLE = "Unsatisfiable schema: "
 _OF_PATTERNS = ("regex parse error", "lookarounds not supported", "patternProperty regexes")
+_OF_COSTS = "fuel exhausted"
+_COSTLY = ("multipleOf", "pattern", "patternProperties", "maxLength", "minLength")
 
 
 def fault_of(
@@ -37,7 +39,7 @@ def fault_of(
     if not fault:
         return ""
     fault, place, part = _innermost(compiler, schema, fault, deadline)
-    return _described(fault, _as_written(place, written), part)
+    return _described(fault, *_as_written(place, part, written))
 
 
 def _innermost(
@@ -77,15 +79,15 @@ def _moved(value: Any) -> Any:
         return [_moved(item) for item in value]
     if not isinstance(value, dict):
         return value
-    moved = {key: _moved(item) for key, item in value.items() if key not in ("$schema", "$id")}
+    moved = {key: _moved(item) for key, item in value.items() if key != "$schema"}
     pointer = moved.get("$ref")
     if isinstance(pointer, str) and pointer.startswith("#") and pointer[1:2] in ("", "/"):
         moved["$ref"] = "#" + _ROOT + pointer[1:]
     return moved
 
 
-def _as_written(place: str, written: Any) -> str:
-    """Return where a place is in the schema before its `oneOf` became `anyOf`."""
+def _as_written(place: str, part: dict[str, Any], written: Any) -> tuple[str, dict[str, Any]]:
+    """Return where a part is in the schema before it was rewritten, and what it was there."""
     keys = place.split("/")
     for index, key in enumerate(keys[1:], 1):
         name = key.replace("~1", "/").replace("~0", "~")
@@ -93,9 +95,14 @@ def _as_written(place: str, written: Any) -> str:
             name = keys[index] = "oneOf"
         if isinstance(written, list):
             written = written[int(name)] if int(name) < len(written) else None
-        else:
-            written = written.get(name) if isinstance(written, dict) else None
-    return "/".join(keys)
+            continue
+        inner = written.get(name) if isinstance(written, dict) else None
+        if inner is None and keys[index - 1] == "patternProperties" and written:
+            name = next((one for one in written if rust_pattern(one) == name), name)
+            keys[index] = name.replace("~", "~0").replace("/", "~1")
+            inner = written.get(name)
+        written = inner
+    return "/".join(keys), written if isinstance(written, dict) else part
 
 
 def _grammar(schema: dict[str, Any]) -> str:
@@ -121,11 +128,13 @@ def _described(fault: str, place: str, part: dict[str, Any]) -> str:
                 value = part[keyword]
                 shown = value if isinstance(value, str) else list(value)
                 return f"'{keyword}' {where} is {shorten(shown)}: {why}"
+    costly = ", ".join(f"'{keyword}'" for keyword in _COSTLY if keyword in part)
+    if costly and fault.startswith(_OF_COSTS):
+        return f"{costly} {where} would take too long to enforce; make it smaller"
     if fault.startswith(_UNSATISFIABLE):
         return f"no value is valid under the schema {where}: {fault.partition(': ')[2]}"
-    if "$ref" in part and fault.startswith(("Pointer", "Resource", "Invalid URI")):
-        why = _OUTSIDE if fault.startswith("Resource") else fault
-        return f"'$ref' {where} is {shorten(part['$ref'])}: {why}"
+    if "$ref" in part and fault.startswith(("Pointer", "Invalid URI")):
+        return f"'$ref' {where} is {shorten(part['$ref'])}: {fault}"
     if "$schema" in part and fault.startswith("Resource"):
         return f"'$schema' {where} is {shorten(part['$schema'])}, which is no known dialect"
     return f"the schema {where}: {fault}"

@@ -17,6 +17,8 @@ _ONE = {
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 _MAPS = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
 
+COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
@@ -60,10 +62,7 @@ _SHAPES: dict[str, Shape] = {
          "description", "format", "pattern", "title"), _TEXT,
     ),
     **dict.fromkeys(("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum"), _NUMBER),
-    **dict.fromkeys(
-        ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"),
-        _COUNT,
-    ),
+    **dict.fromkeys(COUNTS, _COUNT),
     **dict.fromkeys(("deprecated", "readOnly", "writeOnly", "uniqueItems"), _FLAG),
     **dict.fromkeys(("enum", "examples"), _LIST),
     "multipleOf": _ABOVE_ZERO,
@@ -79,6 +78,17 @@ def inside(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def dialect_of(root: dict[str, Any]) -> str:
+    """Return what `$schema` names; empty: the newest."""
+    dialect = root.get("$schema", "")
+    return dialect if isinstance(dialect, str) else ""
+
+
+def has_tuples(dialect: str) -> bool:
+    """Return whether a list in `items` is a tuple, and `prefixItems` says nothing."""
+    return "draft-0" in dialect or "2019-09" in dialect
+
+
 def schemas_in(root: dict[str, Any]) -> Schemas:
     """Return all schemas inside of `root`, it included, and what they refer to in it.
 
@@ -86,8 +96,7 @@ def schemas_in(root: dict[str, Any]) -> Schemas:
         InvalidRequestError: one is no schema, or a keyword has a value that it cannot have; names
             keyword, place and what the value must be.
     """
-    dialect = root.get("$schema", "")
-    dialect = dialect if isinstance(dialect, str) else ""
+    dialect = dialect_of(root)
     found: Schemas = {}
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
@@ -99,8 +108,8 @@ def schemas_in(root: dict[str, Any]) -> Schemas:
                 f"{shorten(part)} {at(place)} must be a schema: an object, true or false"
             )
         found[id(part)] = (place, part)
-        _check_shapes(part, place, dialect=dialect)
-        waiting += _parts(part, place, dialect=dialect)
+        check_shapes(part, place, dialect=dialect)
+        waiting += parts_of(part, place, dialect=dialect)
         target = target_of(root, part)
         if target is not None:
             waiting.append((unquote(part["$ref"][1:]), target))
@@ -115,7 +124,7 @@ def schemas_directly_in(
     Definitions are not inside of what has them: only references lead there.
     """
     body = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
-    found = list(_parts(body, place, dialect=str(root.get("$schema", ""))))
+    found = list(parts_of(body, place, dialect=dialect_of(root)))
     target = target_of(root, schema)
     if target is not None:
         found.append((unquote(schema["$ref"][1:]), target))
@@ -151,7 +160,8 @@ def _join(place: str, *keys: object) -> str:
     return place + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
-def _check_shapes(schema: dict[str, Any], place: str, *, dialect: str) -> None:
+def check_shapes(schema: dict[str, Any], place: str, *, dialect: str) -> None:
+    """Refuse keywords of `schema` whose values they cannot have."""
     is_draft4 = "draft-04" in dialect
     for keyword, value in schema.items():
         if is_draft4 and keyword in ("exclusiveMaximum", "exclusiveMinimum"):
@@ -168,13 +178,14 @@ def _check_shapes(schema: dict[str, Any], place: str, *, dialect: str) -> None:
             raise refuse(place, keyword, f"is {shorten(value)}; it must be {wanted}")
 
 
-def _parts(schema: dict[str, Any], place: str, *, dialect: str) -> Iterator[tuple[str, Any]]:
+def parts_of(schema: dict[str, Any], place: str, *, dialect: str) -> Iterator[tuple[str, Any]]:
     """Yield (JSON pointer, value) of what must be schemas directly inside of `schema`."""
-    has_tuples = "draft-0" in dialect or "2019-09" in dialect
     for keyword, value in schema.items():
         if keyword in _MAPS:
             yield from ((_join(place, keyword, name), part) for name, part in value.items())
-        elif keyword in _LISTS or (keyword == "items" and has_tuples and isinstance(value, list)):
+        elif keyword in _LISTS or (
+            keyword == "items" and isinstance(value, list) and has_tuples(dialect)
+        ):
             yield from ((_join(place, keyword, index), part) for index, part in enumerate(value))
         elif keyword == "items" and isinstance(value, list):
             raise refuse(

@@ -7,7 +7,10 @@ its place, so that JSON pointers into the original hold, but for `anyOf` instead
 from typing import Any
 
 from pagoda_gateway.text.schemas.branches import Branches
-from pagoda_gateway.text.schemas.parts import schemas_in
+from pagoda_gateway.text.schemas.numbers import make_numbers_plain
+from pagoda_gateway.text.schemas.parts import dialect_of, has_tuples, schemas_in
+from pagoda_gateway.text.schemas.patterns import rust_pattern
+from pagoda_gateway.text.schemas.references import make_references_local
 
 ENFORCED_FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -22,11 +25,16 @@ _COMBINING = frozenset(
 
 def rewrite(schema: dict[str, Any]) -> None:
     """Rewrite a checked schema as llguidance takes it, in place."""
+    make_references_local(schema)
     parts = [part for _, part in schemas_in(schema).values()]
     for part in _with_disjoint_branches(schema, parts):  # as the client wrote them
         part["anyOf"] = part.pop("oneOf")
     for part in parts:
         _drop_what_binds_nothing(part)
+        _drop_other_tuples(part, has_tuples(dialect_of(schema)))
+        make_numbers_plain(part)
+        _translate_patterns(part)
+    for part in parts:
         _close(part, "unevaluatedProperties", "additionalProperties")
         if not isinstance(part.get("items"), list):
             _close(part, "unevaluatedItems", "items")
@@ -40,8 +48,8 @@ def _with_disjoint_branches(
     root: dict[str, Any], parts: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the parts whose `oneOf` says what `anyOf` would."""
-    if "draft-04" in str(root.get("$schema")) or any("$id" in part for part in parts[1:]):
-        return []  # `const` is no keyword there, and `$ref` points elsewhere here
+    if "draft-04" in dialect_of(root):
+        return []  # `const` is no keyword there
     branches = Branches(root)
     one_of = [part for part in parts if "oneOf" in part and "anyOf" not in part]
     return [part for part in one_of if branches.exclude_each_other(part["oneOf"])]
@@ -66,6 +74,28 @@ def _drop_what_binds_nothing(part: dict[str, Any]) -> None:
     for keyword in ("unevaluatedProperties", "unevaluatedItems"):
         if part.get(keyword) in _ANYTHING:
             del part[keyword]
+
+
+def _drop_other_tuples(part: dict[str, Any], is_older: bool) -> None:
+    """Drop what the dialect does not know or look at, as llguidance has one tuple for all."""
+    if is_older:
+        part.pop("prefixItems", None)
+    if not is_older or not isinstance(part.get("items"), list):
+        part.pop("additionalItems", None)
+
+
+def _translate_patterns(part: dict[str, Any]) -> None:
+    """Have patterns of ECMA-262 say the same in Rust."""
+    if "pattern" in part:
+        part["pattern"] = rust_pattern(part["pattern"])
+    if "patternProperties" not in part:
+        return
+    translated: dict[str, Any] = {}
+    for pattern, values in part["patternProperties"].items():
+        key = rust_pattern(pattern)
+        others = [translated[key]] if key in translated else []
+        translated[key] = {"allOf": [*others, values]} if others else values
+    part["patternProperties"] = translated
 
 
 def _close(part: dict[str, Any], unevaluated: str, others: str) -> None:

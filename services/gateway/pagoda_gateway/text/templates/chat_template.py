@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.model_files import naming, read_text
+from pagoda_gateway.text.templates.call_texts import HERMES, CallTexts, own_texts
 from pagoda_gateway.text.templates.fitting import fitted_messages, fitted_tools
 from pagoda_gateway.text.templates.habits import TemplateHabits, template_habits
 from pagoda_gateway.text.templates.sandbox import MAX_TEXT_CHARS, BudgetedEnvironment, budgeted
@@ -70,6 +71,7 @@ class ChatTemplate:
         self._template = environment.from_string(tree)
         self._special_tokens = dict(special_tokens)
         self.source = source
+        self._texts: CallTexts = HERMES
         self.habits = self._habits(is_for_tools=False)
         self.with_tools = self
 
@@ -104,9 +106,16 @@ class ChatTemplate:
             return template
 
     def leave_tools_alone(self) -> None:
-        """Say nothing of tools that the template does not: their format is known to somebody."""
+        """Say nothing of tools that the template does not: their format is known to somebody.
+
+        What a template shows only some of is said all the same, in the form that it shows.
+        """
         for template in {self, self.with_tools}:
-            template.habits = replace(template.habits, shows_tools=True, writes_calls=True)
+            texts = own_texts(template.source)
+            if texts is not None:
+                template._texts = texts
+            else:
+                template.habits = replace(template.habits, shows_tools=True, writes_calls=True)
 
     def _habits(self, *, is_for_tools: bool) -> TemplateHabits:
         return template_habits(
@@ -131,7 +140,12 @@ class ChatTemplate:
             InvalidRequestError: the template refuses these messages.
         """
         return self._rendered(
-            fitted_messages([dict(message) for message in messages], tools, self.habits),
+            fitted_messages(
+                [dict(message) for message in messages],
+                tools,
+                self.habits,
+                self._texts,
+            ),
             tools=fitted_tools(tools, self.habits) if tools else tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

@@ -1,7 +1,7 @@
 """Conversations as a template can show them: what it would leave out or refuse is said otherwise.
 
-Calls, results and tools that a template does not write become text in Hermes' format, by which
-models without a format of their own are read. What `TemplateHabits` does not ask for stays.
+Calls, results and tools that a template does not write become text in the form that answers have.
+What `TemplateHabits` does not ask for stays.
 """
 
 import itertools
@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pagoda_gateway.text.templates.call_texts import HERMES, CallTexts
 from pagoda_gateway.text.templates.habits import TemplateHabits
 
 Seen = dict[str, Any]
@@ -27,13 +28,21 @@ def fitted_tools(tools: Sequence[Mapping[str, Any]], habits: TemplateHabits) -> 
 
 
 def fitted_messages(
-    messages: list[Seen], tools: Sequence[Mapping[str, Any]] | None, habits: TemplateHabits
+    messages: list[Seen],
+    tools: Sequence[Mapping[str, Any]] | None,
+    habits: TemplateHabits,
+    texts: CallTexts = HERMES,
 ) -> list[Seen]:
-    """Return a conversation in which tools are offered as the template can show it."""
+    """Return a conversation in which tools are offered as the template can show it.
+
+    `texts`: how calls and tools are said that it does not show.
+    """
     if tools and not habits.shows_tools:
-        messages = _with_system(_tools_text(tools), messages)
+        messages = _with_system(texts.tools(tools), messages)
+    if habits.names_by_id:
+        messages = list(_with_names_in_ids(messages))
     if not habits.writes_calls:
-        messages = [_said_calls(message) for message in messages]
+        messages = [_said_calls(message, texts) for message in messages]
     if habits.one_call:
         messages = list(_one_call_at_once(messages))
     if not habits.writes_results:
@@ -54,32 +63,40 @@ def _whole(function: Seen) -> Seen:
     }
 
 
-def _tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return (
-        f"These functions can be called:\n<tools>\n{lines}\n</tools>\n"
-        "A call is one JSON object within its tags:\n"
-        '<tool_call>\n{"name": <function-name>, "arguments": <object>}\n</tool_call>'
-    )
-
-
 def _with_system(text: str, messages: list[Seen]) -> list[Seen]:
     if messages and messages[0]["role"] in ("system", "developer"):
         return [_longer(messages[0], after=_APART + text), *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
 
 
-def _said_calls(message: Seen) -> Seen:
+def _with_names_in_ids(messages: Iterable[Seen]) -> Iterator[Seen]:
+    """Yield messages whose calls have ids that name their functions and count, as Kimi's have.
+
+    Their results have them, too. Where calls of one answer share an id, each has one result.
+    """
+    ids: dict[Any, deque[str]] = {}
+    count = itertools.count()
+    for message in messages:
+        calls = message.get("tool_calls") or []
+        named = [{**c, "id": f"functions.{c['function']['name']}:{next(count)}"} for c in calls]
+        ids |= {call.get("id"): deque[str]() for call in calls}
+        for call, with_name in zip(calls, named, strict=True):
+            ids[call.get("id")].append(with_name["id"])
+        if named:
+            yield {**message, "tool_calls": named}
+        elif _is_result(message) and (own := ids.get(message.get("tool_call_id"))):
+            yield {**message, "tool_call_id": own[0] if len(own) == 1 else own.popleft()}
+        else:
+            yield message
+
+
+def _said_calls(message: Seen, texts: CallTexts) -> Seen:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    texts = [
-        f"<tool_call>\n{json.dumps(_called(call['function']), ensure_ascii=False)}\n</tool_call>"
-        for call in calls
-    ]
+    text = texts.calls([_called(call["function"]) for call in calls])
     others = {name: value for name, value in message.items() if name != "tool_calls"}
-    between = "\n" if _has_text(message) else ""
-    return _longer(others, after=between + "\n".join(texts))
+    return _longer(others, after="\n" * _has_text(message) + text)
 
 
 def _called(function: Seen) -> Seen:

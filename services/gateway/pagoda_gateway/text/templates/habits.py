@@ -43,6 +43,7 @@ class TemplateHabits:
         needs_whole_tools: it raises where a tool has no description or no parameters.
         writes_calls: calls of an answer.
         one_call: of an answer's calls, no more than one.
+        names_by_id: of calls the id and the arguments, but not the function's name.
         writes_results: messages of the role tool.
         one_system: of systems, or developers, at the beginning no more than one.
         knows_later_system: those behind what others said.
@@ -57,6 +58,7 @@ class TemplateHabits:
     needs_whole_tools: bool = False
     writes_calls: bool = True
     one_call: bool = False
+    names_by_id: bool = False
     writes_results: bool = True
     one_system: bool = False
     knows_later_system: bool = True
@@ -98,6 +100,7 @@ def template_habits(
     asked = message("assistant", "", tool_calls=[call])
     asked_twice = message("assistant", "", tool_calls=[call, other])
     writes_calls = shows(_MARK, user, asked, first)
+    unlike = message("assistant", "", tool_calls=[_call(shape, 0, _MARK, name=_OTHER)])
     result = first | {"content": message("tool", _MARK)["content"]}
     answered = asked if writes_calls else message("assistant")
     knows_developer = has_developer and shows(_MARK, message("developer", _MARK), user)
@@ -122,15 +125,18 @@ def template_habits(
         needs_whole_tools=shows_tools and not shows(_NAME, user, tools=_BARE_TOOLS),
         writes_calls=writes_calls,
         one_call=writes_calls and not shows(_OTHER, user, asked_twice, first, second),
+        names_by_id=writes_calls
+        and shows(_MARK, user, unlike, other=call["id"])
+        and not shows(_MARK, user, unlike, other=_OTHER),
         writes_results=shows(_MARK, user, answered, result),
         takes_turns=not shows(_MARK, user, message("user", _MARK)),
     )
 
 
-def _call(shape: TemplateShape, index: int, mark: str) -> dict[str, Any]:
+def _call(shape: TemplateShape, index: int, mark: str, name: str = _NAME) -> dict[str, Any]:
     arguments: Any = {"city": mark}
     if shape.arguments_text:
         arguments = json.dumps(arguments)
     num_chars = shape.call_id_chars or 9
-    function = {"name": _NAME, "arguments": arguments}
+    function = {"name": name, "arguments": arguments}
     return {"id": f"{index:0{num_chars}}", "type": "function", "function": function}

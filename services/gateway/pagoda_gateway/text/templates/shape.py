@@ -42,7 +42,7 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         isinstance(owner, nodes.Getitem) and content.is_named(owner.node)  # content[0].type
         for owner in owners
     )
-    arguments = _Field("arguments", tree)
+    arguments, thinking = _Field("arguments", tree), _Field("thinking", tree)
     written = [
         *(side for add in tree.find_all(nodes.Add) for side in (add.left, add.right)),
         *(side for join in tree.find_all(nodes.Concat) for side in join.nodes),
@@ -54,7 +54,7 @@ def template_shape(tree: nodes.Template) -> TemplateShape:
         arguments_text=any(map(arguments.is_named, written))
         and not arguments.is_tested(tree, "string", "mapping"),
         call_id_chars=_call_id_chars(tree),
-        thinking=any(map(_Field("thinking", tree).is_member, members)),
+        thinking=any(map(thinking.is_member, [*members, *tree.find_all(nodes.Call)])),
     )
 
 
@@ -91,6 +91,8 @@ class _Field:
                 return node.attr == self._name
             case nodes.Getitem(arg=nodes.Const() as key):
                 return bool(key.value == self._name)
+            case nodes.Call(node=nodes.Getattr(attr="get"), args=[nodes.Const() as key, *_]):
+                return bool(key.value == self._name)
         return False
 
     def is_member(self, node: nodes.Node) -> bool:
@@ -99,13 +101,14 @@ class _Field:
 
     def is_meant(self, node: nodes.Node) -> bool:
         """Return whether an expression is the field, maybe filtered or counted by the sandbox."""
-        while True:
+        while not self.is_named(node):
             if isinstance(node, nodes.Filter) and node.node is not None:
                 node = node.node
             elif isinstance(node, nodes.Call) and node.args:
                 node = node.args[0]
             else:
-                return self.is_named(node)
+                return False
+        return True
 
     def is_tested(self, tree: nodes.Template, *tests: str) -> bool:
         """Return whether the template asks if the field is one of these."""

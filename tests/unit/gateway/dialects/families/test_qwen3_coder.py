@@ -1,6 +1,7 @@
 """Parameters one by one: what a model writes becomes JSON by the tool's schema, in any pieces."""
 
 import json
+import time
 from typing import Any
 
 import jsonschema
@@ -30,6 +31,7 @@ SCHEMA: dict[str, Any] = {
         "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "short": {"type": "string", "maxLength": 3},
         "any": {},
+        "list": {"type": ["array", "null"]},
     },
     "$defs": {"place": {"type": "object", "properties": {"x": {"type": "number"}}}},
 }
@@ -73,6 +75,19 @@ def test_the_template_shows_it() -> None:
         ("mode", '"fast"', "fast"),
         ("mode", "3", 3),
         ("where", '{"x": 1.5, "s": "</parameter>"}', {"x": 1.5, "s": "</parameter>"}),
+        ("where", "{'x': True, 'y': [None, \"it's\"], 1: (2, 'a\\n')}",
+         {"x": True, "y": [None, "it's"], "1": [2, "a\n"]}),
+        ("list", "['a', -1.5]", ["a", -1.5]),
+        ("where", "{'x': {1, 2}}", "{'x': {1, 2}}"),
+        ("where", "{'x': b'y'}", "{'x': b'y'}"),
+        ("where", "{'x': open}", "{'x': open}"),
+        ("where", r"{'x': '\d'}", r"{'x': '\d'}"),
+        ("where", r"{'x': '\ud800'}", r"{'x': '\ud800'}"),
+        ("where", "'text'", "'text'"),
+        ("where", "{'x': " + "9" * 5000 + "}", "{'x': " + "9" * 5000 + "}"),
+        ("where", "{'x': '" + "a" * 20_000 + "'}", "{'x': '" + "a" * 20_000 + "'}"),
+        ("list", "[" * 300 + "'x'" + "]" * 300, "[" * 300 + "'x'" + "]" * 300),
+        ("share", "{'x': 1}", "{'x': 1}"),
         ("note", "null", None),
         ("note", "3 apples", "3 apples"),
         ("note", "3", "3"),
@@ -81,7 +96,7 @@ def test_the_template_shows_it() -> None:
         ("any", "text", "text"),
         ("unknown", "5", "5"),
     ],
-)
+)  # fmt: skip
 def test_a_value_becomes_what_its_schema_asks_for(key: str, written: str, value: object) -> None:
     content, calls = read(call("look", **{key: written}))
     assert content == ""
@@ -104,11 +119,71 @@ def test_a_value_becomes_what_its_schema_asks_for(key: str, written: str, value:
         ("<tool_call>\n<function=g", "", []),
         ("<tool_call>\n<function=go>\n<parameter=a>\nRo", "", [("go", '{"a": "Ro')]),
         ("<tool_call>\n<function=go>\nhm </function>", "hm </function>", [("go", "{}")]),
-        ("<function=go>", "<function=go>", []),
+        ("<tool_call>", "", []),
+        ("<tool_call>\n<func", "", []),
+        (call("go") + "\n<tool_c", "", [("go", "{}")]),
+        ("<tool_call>\n<function=go>\n</func", "", [("go", "")]),
+        # The first tag is missing.
+        ("<function=go>", "", [("go", "")]),
+        ("<function=go>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "",
+         [("go", '{"a": "1"}')]),
+        ("Well.\n<function=go>\n</function>\n<function=look>\n</function>\n" + call("go"),
+         "Well.\n", [("go", "{}"), ("look", "{}"), ("go", "{}")]),
+        ("Write <function=NAME>, or <function=", "Write <function=NAME>, or ", []),
+        ("Write <function=g", "Write ", []),
+        ("Write <function=x", "Write <function=x", []),
+        ("Write <function=>", "Write <function=>", []),
+        # A value's last tag is missing.
+        ("<tool_call>\n<function=look>\n<parameter=city>\nParis\n<parameter=days>\n3\n</parameter>\n"
+         "</function>\n</tool_call>", "", [("look", '{"city": "Paris", "days": 3}')]),
+        ("<tool_call>\n<function=look>\n<parameter=days>3<parameter=city>Paris</function>", "",
+         [("look", '{"days": 3, "city": "Paris"}')]),
+        ("<tool_call>\n<function=go>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>\n</tool_call>"
+         + call("go"), "", [("go", '{"a": "1", "b": "2"}'), ("go", "{}")]),
+        ("<tool_call>\n<function=go>\n<parameter=a>\n1\n</function>\n<function=go>\n</function>",
+         "", [("go", '{"a": "1"}'), ("go", "{}")]),
+        # Such tags in a text.
+        (call("look", city="a\n</function>\nb <parameter=x> <parameter=city> <parameter=\n"), "",
+         [("look", json.dumps({"city": "a\n</function>\nb <parameter=x> <parameter=city> "
+                               "<parameter=\n"}))]),
+        ("<tool_call>\n<function=look>\n<parameter=city>\na</function> b", "",
+         [("look", '{"city": "a</function> b')]),
     ],
 )  # fmt: skip
 def test_reading(text: str, content: str, calls: list[PlainCall]) -> None:
     assert read(text) == (content, calls)
+    for step in (1, 2, 3, 5):
+        parts = parts_of(QWEN.parser(TOOLS), cut(text, range(0, len(text), step)))
+        assert reading(parts) == (content, "", calls)
+
+
+def test_seed_oss_has_tags_of_its_own() -> None:
+    seed = Dialect.of("<seed:tool_call> <function= <parameter= <seed:think></seed:think>")
+    own = call("look", city="Rome", days="3").replace("tool_call>", "seed:tool_call>")
+    text = f"<seed:think>hm</seed:think>\n{own}"
+    assert seed.name == "seed_oss"
+    for step in (1, 3, len(text)):
+        parts = parts_of(seed.parser(TOOLS), cut(text, range(0, len(text), step)))
+        assert reading(parts) == ("", "hm", [("look", '{"city": "Rome", "days": 3}')])
+
+
+def test_tags_in_a_text_take_time_by_their_number() -> None:
+    def seconds(size: int) -> float:
+        text = call("look", city="<parameter=x></function>. " * size)
+        begun = time.process_time()
+        read(text)
+        return time.process_time() - begun
+
+    short = min(seconds(2000) for _ in range(3))
+    assert min(seconds(16_000) for _ in range(2)) < 8 * 4 * max(short, 1e-3)
+
+
+def test_who_says_odd_properties_has_any() -> None:
+    text = "<tool_call>\n<function=go>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>"
+    odd: tuple[Any, ...] = (True, {}, [])
+    for properties in odd:
+        tools = [Tool("go", {"properties": properties})]
+        assert read(text, tools) == ("", [("go", '{"a": "1", "b": "2"}')])
 
 
 def test_texts_go_out_as_they_arrive() -> None:

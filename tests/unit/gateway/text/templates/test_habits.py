@@ -70,6 +70,10 @@ THINKS_OR_SPEAKS = THINKS.replace(
     "{% if m.thinking and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
     "{{ m.thinking }}",
 )
+# Writes a call's id in place of its name: Kimi K2.
+IDS = WHOLE.replace("{{ c.function.name }}", "{{ c.id }}").replace(
+    "[{{ m.role }}]", "[{{ m.role }}]{{ m.tool_call_id or '' }} "
+)
 STRANGE = "{{ functions.undefined }}"
 
 
@@ -107,6 +111,7 @@ STRANGE = "{{ functions.undefined }}"
         ),
         (THINKS_OR_SPEAKS, {"knows_developer": False, "thinks_or_speaks": True}),
         (THINKS, {"knows_developer": False}),
+        (IDS, {"knows_developer": False, "names_by_id": True}),
         (STRANGE, {}),
     ],
 )  # fmt: skip
@@ -261,6 +266,21 @@ def test_calls_of_one_id_have_one_result_each_and_strangers_come_last() -> None:
     found = shown(ONE_CALL, GO, calls, result("Bern", "snow"), *results)
     assert found == (
         "[user]go[assistant]<look Rome>[tool]sun[assistant]<look Oslo>[tool]rain[tool]snow"
+    )
+
+
+def test_ids_name_functions_where_nothing_else_does() -> None:
+    found = shown(IDS, GO, CALLS, *RESULTS, CALLS, result("Rome", "snow"), result("Bern", "hail"))
+    assert found == (
+        "[user] go[assistant] <functions.look:0 Rome><functions.look:1 Oslo>"
+        "[tool]functions.look:1 rain[tool]functions.look:0 sun"
+        "[assistant] <functions.look:2 Rome><functions.look:3 Oslo>"
+        "[tool]functions.look:2 snow[tool]id-Bern hail"
+    )
+    same = {**CALLS, "tool_calls": [{**c, "id": "x"} for c in CALLS["tool_calls"]]}
+    results = [{**result("Rome", text), "tool_call_id": "x"} for text in ("sun", "rain")]
+    assert shown(IDS, GO, same, *results).endswith(
+        "[tool]functions.look:0 sun[tool]functions.look:1 rain"
     )
 
 

@@ -18,6 +18,20 @@ END = "{% endfor %}"
         ("{% for p in m['content'] | selectattr('type') %}{{ p }}{% endfor %}", False, True),
         ("{{ m['content'][0]['text'] }}", False, True),
         ("{% set c = m.content %}{% for part in c %}{{ part }}{% endfor %}", False, True),
+        (
+            "{% set c = m.get('content') %}{% for content in c %}{{ content['text'] }}{% endfor %}",
+            False,
+            True,
+        ),
+        (
+            "{% set c = m.get('content') %}{% if c is string %}{{ c }}{% else %}"
+            "{% for part in c %}{{ part['text'] }}{% endfor %}{% endif %}",
+            True,
+            True,
+        ),
+        ("{% for part in m.get('content', []) %}{{ part.text }}{% endfor %}", False, True),
+        ("{% for part in m.get('parts') %}{{ part.text }}{% endfor %}", True, False),
+        ("{{ m.get('content') }}", True, False),
         ("{% if m.content is not string %}{{ m.content[0].text }}{% endif %}", True, True),
     ],
 )
@@ -32,6 +46,7 @@ def test_content(source: str, text: bool, parts: bool) -> None:
         ("{{ m.content }}{{ thinking }}{{ m.reasoning_content }}", False),
         ("{% if 'thinking' in m %}{{ m.thinking }}{% endif %}", True),
         ("{{ m['thinking'] }}", True),
+        ("{{ m.get('thinking') }}", True),
     ],
 )
 def test_names_of_reasoning(source: str, thinking: bool) -> None:
@@ -50,6 +65,7 @@ def test_names_of_reasoning(source: str, thinking: bool) -> None:
         ("{% if c['id'] | length < 9 %}{{ raise_exception('x') }}{% endif %}{{ c.id[-9:] }}", 9),
         ("{% if m.tool_call_id | count == 12 %}{{ m.tool_call_id }}{% endif %}", 12),
         ("{% set i = c.id %}{% if i | length != 9 %}{{ raise_exception('x') }}{% endif %}", 9),
+        ("{% if c.get('id') | length != 9 %}{{ raise_exception('x') }}{% endif %}", 9),
         ("{% if c.id | length > 0 %}{{ c.id }}{% endif %}", None),
         ("{% if c.id | length > 1000000000 %}{{ c.id }}{% endif %}", None),
         ("{% if c.name | length != 9 %}{{ c.name }}{% endif %}", None),
@@ -67,6 +83,7 @@ def test_length_of_call_ids(source: str, num_chars: int | None) -> None:
         ("{{ '<' + c['function']['arguments'] + '>' }}", True),
         ("{{ c.arguments }}", True),
         ("{{ '<' ~ c.arguments }}", True),
+        ("{{ c.get('arguments') }}", True),
         ("{% set a = c.arguments %}{{ '<' + a }}", True),
         ("{% if c.arguments is string %}{{ c.arguments }}{% endif %}", False),
         ("{% if c.arguments is mapping %}{% else %}{{ c.arguments }}{% endif %}", False),
