@@ -6,10 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.numbers import number_up_to
 from pagoda_cli.admin.tables import moment, print_table
 from pagoda_cli.admin.tier_option import NewTier, given
 
 HOUR_SECONDS, DAY_SECONDS = 3600, 86_400
+MAX_DAYS = 36_500
+MAX_OVERLAP_HOURS = 90 * 24
 
 app = typer.Typer(no_args_is_help=True)
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Such as key-0123456789abcdef.")]
@@ -20,7 +23,12 @@ def create(
     tenant: Annotated[str, typer.Option(help="Whose key.")],
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     models: Annotated[str, typer.Option(help="Models it may use, by commas. Default: all.")] = "",
-    days: Annotated[float, typer.Option(min=0.0, help="It expires after so many; 0: never.")] = 0.0,
+    days: Annotated[
+        float,
+        typer.Option(
+            parser=number_up_to(MAX_DAYS), metavar="DAYS", help="It expires then; 0: never."
+        ),
+    ] = 0.0,
     tier: Annotated[str, typer.Option(help="Limits of its own. Default: its tenant's alone.")] = "",
     url: Url = "",
     json_output: AsJson = False,
@@ -68,7 +76,12 @@ def list_keys(
 def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
-        float, typer.Option(min=0.0, help="So long the old key goes on.")
+        float,
+        typer.Option(
+            parser=number_up_to(MAX_OVERLAP_HOURS),
+            metavar="HOURS",
+            help="So long the old key goes on.",
+        ),
     ] = 24.0,
     url: Url = "",
     json_output: AsJson = False,

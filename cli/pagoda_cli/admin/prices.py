@@ -1,34 +1,20 @@
 """`pagoda prices`: set, list and withdraw what models cost."""
 
 from datetime import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
 import typer
 
 from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.numbers import amount_up_to
 from pagoda_cli.admin.tables import amount, moment, print_table, unix_seconds
 
-MICROS = 1_000_000
 MAX_AMOUNT = 1_000_000  # for a million tokens
 _RATES = ("input", "cached_device", "cached_cpu", "cached_nvme", "output")
 
+_rate = amount_up_to(MAX_AMOUNT)
+
 app = typer.Typer(no_args_is_help=True)
-
-
-def _rate(text: str) -> int:
-    """Return an amount such as 0.25 in millionths."""
-    try:
-        micros = Decimal(text) * MICROS
-    except InvalidOperation:
-        micros = Decimal("NaN")
-    if not micros.is_finite():
-        raise typer.BadParameter(f"{text!r} is no amount such as 0.25")
-    if not 0 <= micros <= MAX_AMOUNT * MICROS or micros != micros.to_integral_value():
-        raise typer.BadParameter(f"{text!r}: give 0 to {MAX_AMOUNT:,}, with at most 6 decimals")
-    return int(micros)
-
-
 CachedAmount = Annotated[
     int | None,
     typer.Option(parser=_rate, metavar="AMOUNT", show_default=False, help="Default: as --input."),

@@ -7,19 +7,18 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
-_MIN_COLUMNS = 120
+from pagoda_cli.console import widen
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; into a pipe wide enough that nothing is cut."""
+    """Print a table."""
     table = Table(box=None, pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = max(_MIN_COLUMNS, console.measure(table).maximum)
+    widen(console, table)
     console.print(table)
 
 

@@ -6,17 +6,24 @@ from typing import Annotated, Any
 import typer
 
 from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.numbers import MICROS, amount_up_to
 from pagoda_cli.admin.tables import print_table
 
-MICROS = 1_000_000
+MAX_BUDGET = 9_000_000_000  # its millionths are an integer that JSON can say
+MAX_NUMBER = 2**53 - 1
 
 app = typer.Typer(no_args_is_help=True)
 Tier = Annotated[str, typer.Argument(metavar="ID", help="Such as gold.")]
-Limit = Annotated[int | None, typer.Option(min=0, help="0: no limit.")]
+Limit = Annotated[int | None, typer.Option(min=0, max=MAX_NUMBER, help="0: no limit.")]
 Budget = Annotated[
-    float | None, typer.Option(min=0.0, help="In the unit that prices are in; 0: no limit.")
+    int | None,
+    typer.Option(
+        parser=amount_up_to(MAX_BUDGET),
+        metavar="AMOUNT",
+        show_default=False,
+        help="In the unit that prices are in; 0: no limit.",
+    ),
 ]
-
 
 Weight = Annotated[
     float | None,
@@ -117,16 +124,16 @@ def delete(tier: Tier, url: Url = "") -> None:
 
 
 def _limits(
-    requests: int | None, tokens: int | None, running: int | None, day: float | None,
-    month: float | None,
+    requests: int | None, tokens: int | None, running: int | None, day: int | None,
+    month: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the limits that are given; no limit is null."""
     given = {
         "requests_per_minute": requests,
         "tokens_per_minute": tokens,
         "concurrent_requests": running,
-        "daily_budget_micros": None if day is None else round(day * MICROS),
-        "monthly_budget_micros": None if month is None else round(month * MICROS),
+        "daily_budget_micros": day,
+        "monthly_budget_micros": month,
     }
     return {name: value or None for name, value in given.items() if value is not None}
 

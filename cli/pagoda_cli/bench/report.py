@@ -12,6 +12,7 @@ from pagoda_cli.bench.config import BenchConfig
 from pagoda_cli.bench.provenance import Provenance
 from pagoda_cli.bench.results import Results
 from pagoda_cli.bench.statistics import Distribution
+from pagoda_cli.console import widen
 from pagoda_cli.endpoint import Endpoint
 
 SCHEMA_VERSION = 1
@@ -42,14 +43,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def print_results(console: Console, results: Results) -> None:
     """Print the tables of one run."""
-    console.print(_counts(results), highlight=False)
+    counts, latencies = _counts(results), _latencies(results)
+    widen(console, counts, latencies)
+    console.print(counts, highlight=False)
     if results.num_ok:
         console.print(
             f"\nmilliseconds, {results.num_ok} complete requests "
             f"({results.failure_ratio:.1%} failed are not in here)",
             highlight=False,
         )
-        console.print(_latencies(results))
+        console.print(latencies)
     for example in results.failure_examples:
         console.print(f"failed: {example}", style="red", markup=False, highlight=False)
     if results.max_start_lag_ms > MAX_FAIR_START_LAG_MS:

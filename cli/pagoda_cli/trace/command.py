@@ -7,14 +7,13 @@ import orjson
 import typer
 from rich.console import Console
 
+from pagoda_cli.console import widen
 from pagoda_cli.endpoint import resolve_home
 from pagoda_cli.trace.jaeger import Jaeger
 from pagoda_cli.trace.span import Span
 from pagoda_cli.trace.span_files import SpanFiles
 from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
 from pagoda_cli.trace.span_tree import candidates, candidates_table, request_root, tree_table
-
-_MIN_COLUMNS = 120
 
 
 def trace(
@@ -54,15 +53,14 @@ def trace(
         typer.echo(_json(spans))
         return
     console = Console(highlight=False)
-    if not console.is_terminal and console.width < _MIN_COLUMNS:
-        console.width = _MIN_COLUMNS
-    root = request_root(spans)
+    root, tree = request_root(spans), tree_table(spans)
+    widen(console, tree)
     console.print(
         f"request {root.attributes.get('pagoda.request_id', '?')}, trace {root.trace_id}, "
         f"{len(spans)} spans, {1e3 * (root.end - root.start):.1f} ms",
         markup=False,
     )
-    console.print(tree_table(spans))
+    console.print(tree)
     if explain:
         _explain(console, spans)
 
@@ -72,8 +70,10 @@ def _explain(console: Console, spans: list[Span]) -> None:
     if not decisions:
         console.print("no routing decision was written with this request", style="yellow")
     for span, plans in decisions:
+        table = candidates_table(span, plans)
+        widen(console, table)
         console.print()
-        console.print(candidates_table(span, plans))
+        console.print(table)
 
 
 def _json(spans: list[Span]) -> str:

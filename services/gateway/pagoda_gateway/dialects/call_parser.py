@@ -86,6 +86,33 @@ class MarkedCallParser(CallParser):
         """Read what follows a mark; False: text goes on, as there was no call or not all of it."""
 
 
+class SectionCallParser(MarkedCallParser):
+    """Text with a section of calls, each of them after a mark; models forget the section's own."""
+
+    _section_end: str
+
+    def _block(self, mark: str) -> Reading[bool]:
+        section, call = self._marks
+        held = [mark, (yield from self._source.whitespace())]
+        if mark == section:
+            if not (yield from self._source.mark(call, cut=True)):
+                if (yield from self._source.peek()):
+                    self._content("".join(held))
+                return False
+            held += [call, (yield from self._source.whitespace())]
+        while (yield from self._one_call(held)):
+            held = [(yield from self._source.whitespace())]
+            if not (yield from self._source.mark(call)):
+                yield from self._source.mark(self._section_end, cut=True)
+                return True
+            held += [call, (yield from self._source.whitespace())]
+        return False
+
+    @abstractmethod
+    def _one_call(self, held: list[str]) -> Reading[bool]:
+        """Read what follows a call's mark; False: there is no call, or the text has ended in it."""
+
+
 class _CallObject:
     """`{"name": ..., "arguments": {...}}`, in any order; arguments go out as they arrive."""
 

@@ -49,6 +49,9 @@ class Gate(Protocol):
     async def enter(self) -> None:
         """Return when it may run; raise GatewayError if it must not."""
 
+    def expired(self) -> DeadlineError:
+        """Return the error of a request whose deadline passes in `enter`."""
+
     def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
         """Hear what it used, as the usage log does; without an open record it never began."""
 
@@ -395,10 +398,10 @@ class Generation:
         self._routes.append((time.time_ns(), place, answer))
 
     def _expire(self) -> None:
-        self.fail(
-            DeadlineError("the request did not end before its deadline; ask for fewer tokens"),
-            reason="deadline",
-        )
+        error = DeadlineError("the request did not end before its deadline; ask for fewer tokens")
+        if self.gate is not None and self._is_at_gate:
+            error = self.gate.expired()
+        self.fail(error, reason="deadline")
 
     def _set_failure(self, error: GatewayError) -> None:
         if self.failure is None:

@@ -93,8 +93,8 @@ async def test_random_load_on_two_gateways_while_redis_loses_everything(
     for limiter in limiters:
         await limiter.tick()
     counters = counters_on(client)
-    if await client.exists("pagoda:limits:{acme}"):
-        for usage in await counters.usage("acme", key.scopes):
+    if await client.exists("pagoda:limits:2:open:acme"):
+        for usage in await counters.usage(key.scopes):
             assert (usage.running, usage.day_held) == (0, 0)
 
 

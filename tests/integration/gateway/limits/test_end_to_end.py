@@ -78,7 +78,7 @@ async def test_no_tier_no_headers_and_no_redis(replicas: Replicas) -> None:
 async def commands(replicas: Replicas) -> int:
     """How often scripts ran on keys of an organisation."""
     async with Redis.from_url(replicas.redis.url) as redis:
-        return len([key async for key in redis.scan_iter("pagoda:limits:{*")])
+        return len([key async for key in redis.scan_iter("pagoda:limits:2:scope:*")])
 
 
 async def test_the_router_does_not_hear_of_what_a_limit_refuses(replicas: Replicas) -> None:
@@ -407,3 +407,16 @@ async def test_without_redis(
                 while name not in (answer := await limited.ask()).headers:
                     assert answer.status_code == (503 if mode == "closed" else 200)  # away again
             assert answer.headers[name] == ("1" if mode == "closed" else "0")
+
+
+async def test_a_deadline_in_the_queue_has_headers_of_what_was_counted(replicas: Replicas) -> None:
+    client = await replicas.client(concurrent_requests=1, requests_per_minute=9, on_limit="queue")
+    late = {**client.headers, "x-pagoda-timeout": "0.3"}
+    with gated(replicas):
+        async with client.stream():
+            await in_flight(replicas, 1)
+            answer = await replicas.first.http.post("/v1/chat/completions", json=CHAT, headers=late)
+        open_gates(replicas)
+    assert answer.status_code == 504, answer.text
+    assert "concurrent requests: limit 1, used 1" in answer.json()["error"]["message"]
+    assert answer.headers["x-ratelimit-remaining-requests"] == "8"

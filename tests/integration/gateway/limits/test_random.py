@@ -1,11 +1,12 @@
 """Random requests at two gateways, against a plain model: no limit is exceeded, nothing stays held.
 
-The ledger lags behind, Redis loses everything, gateways die: at random moments.
+The ledger lags behind, Redis loses everything, gateways die, the tenant moves to another
+organisation and back: at random moments.
 """
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from redis.asyncio import Redis
@@ -24,10 +25,13 @@ from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limits.hold import Amount, Hold
 from pagoda_gateway.accounts.limits.limiter import NO_END_SECONDS, Limiter
+from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+from pagoda_gateway.accounts.tenancy.tenants import Tenants
 
 pytestmark = pytest.mark.integration
 
 KEYS = ("key-1", "key-2", "key-3")
+ORGANISATIONS = ("acme", "other")
 ORGANISATION = {"tokens_per_minute": 900, "daily_budget_micros": 9000, "concurrent_requests": 9}
 TENANT = {
     "requests_per_minute": 12, "tokens_per_minute": 600, "concurrent_requests": 6,
@@ -36,10 +40,15 @@ TENANT = {
 KEY = {"requests_per_minute": 6, "concurrent_requests": 3, "daily_budget_micros": 4000}
 
 
-def key_named(name: str) -> ApiKey:
+def key_named(name: str, organisation: str) -> ApiKey:
     made = key_with(key=KEY, tenant=TENANT, organisation=ORGANISATION)
-    own = tuple(s if s.kind != "key" else type(s)("key", name, **KEY) for s in made.scopes)
-    return ApiKey(name, made.tenant, organisation=made.organisation, scopes=own)
+    names = {"key": name, "tenant": made.tenant, "organisation": organisation}
+    own = tuple(replace(scope, name=names[scope.kind]) for scope in made.scopes)
+    return ApiKey(name, made.tenant, organisation=organisation, scopes=own)
+
+
+def limits_of(scope: str) -> dict[str, int]:
+    return ORGANISATION if scope in ORGANISATIONS else TENANT if scope == "tenant" else KEY
 
 
 @dataclass
@@ -54,6 +63,9 @@ class Request:
     is_orphan: bool = False  # its gateway died
     is_forgotten: bool = False  # and then Redis lost its windows: the ledger has money alone
 
+    def is_of(self, scope: str) -> bool:
+        return scope in ("tenant", self.hold.organisation, self.hold.key.api_key_id)
+
 
 @dataclass
 class Model:
@@ -62,9 +74,7 @@ class Model:
     requests: list[Request] = field(default_factory=list)
 
     def usage(self, scope: str, now: float) -> dict[str, int]:
-        own = [
-            r for r in self.requests if scope in ("tenant", "organisation", r.hold.key.api_key_id)
-        ]
+        own = [r for r in self.requests if r.is_of(scope)]
         minute = [r for r in own if r.at > now - 60 and not r.is_forgotten]
         day = [r for r in own if r.at // 86_400 == now // 86_400]
         return {
@@ -75,17 +85,16 @@ class Model:
         }
 
     def check(self, now: float) -> None:
-        scopes = {"organisation": ORGANISATION, "tenant": TENANT, **dict.fromkeys(KEYS, KEY)}
-        for scope, limits in scopes.items():
-            used = self.usage(scope, now)
-            for dimension, amount in used.items():
+        for scope in (*ORGANISATIONS, "tenant", *KEYS):
+            limits = limits_of(scope)
+            for dimension, amount in self.usage(scope, now).items():
                 if dimension in limits:
                     assert amount <= limits[dimension], (scope, dimension, amount)
 
     def fits_easily(self, key: ApiKey, tokens: int, now: float) -> bool:
         """Whether a request fits even if what left the window a second ago was in it still."""
-        for scope in ("organisation", "tenant", key.api_key_id):
-            limits = {"organisation": ORGANISATION, "tenant": TENANT}.get(scope, KEY)
+        for scope in (key.organisation, "tenant", key.api_key_id):
+            limits = limits_of(scope)
             used = self.usage(scope, now)
             need = {
                 "requests_per_minute": 1, "tokens_per_minute": tokens, "concurrent_requests": 1,
@@ -98,8 +107,7 @@ class Model:
                 if dimension.endswith("per_minute"):
                     older = [
                         r for r in self.requests
-                        if now - 61.001 < r.at <= now - 60
-                        and scope in ("tenant", "organisation", r.hold.key.api_key_id)
+                        if now - 61.001 < r.at <= now - 60 and r.is_of(scope)
                     ]  # fmt: skip
                     amount += (
                         len(older) if "requests" in dimension else sum(r.tokens for r in older)
@@ -116,20 +124,31 @@ def names() -> Iterator[str]:
         yield f"r{number}"
 
 
+@pytest.fixture
+async def tenants(database: Database, now: Now) -> Tenants:
+    tenancy = Tenancy.of(database, clock=now)
+    for organisation in ORGANISATIONS:
+        await tenancy.organisations.create(organisation)
+    await tenancy.tenants.create("acme-prod", organisation=ORGANISATIONS[0])
+    return tenancy.tenants
+
+
+@pytest.mark.parametrize("has_moves", [False, True], ids=["stays", "moves"])
 @pytest.mark.parametrize("has_faults", [False, True], ids=["quiet", "faults"])
 async def test_no_limit_is_exceeded_and_nothing_stays_held(
-    client: Redis, database: Database, now: Now, has_faults: bool
+    client: Redis, database: Database, now: Now, tenants: Tenants, has_faults: bool, has_moves: bool
 ) -> None:
     rng = random.Random(seed_of_tests())
     limiters = [limiter_on(client, database, now) for _ in range(2)]
-    keys = [key_named(name) for name in KEYS]
+    organisation = ORGANISATIONS[0]
     model, name, num_taken, num_refused = Model(), names(), 0, 0
     owners: dict[str, Limiter] = {}
     for _ in range(400):
         action = rng.random()
         live = [r for r in model.requests if r.is_live]
         if action < 0.5:
-            limiter, key, tokens = rng.choice(limiters), rng.choice(keys), rng.randint(1, 250)
+            limiter, tokens = rng.choice(limiters), rng.randint(1, 250)
+            key = key_named(rng.choice(KEYS), organisation)
             hold = hold_of(next(name), key, tokens)
             fits = model.fits_easily(key, tokens, now())
             answer = await limiter.take(hold)
@@ -171,6 +190,10 @@ async def test_no_limit_is_exceeded_and_nothing_stays_held(
                         request.is_live = False
                         request.tokens = 0
                         request.is_in_ledger = True
+        elif has_moves and action > 0.95:
+            now.seconds += 0.001  # what comes in the very moment is the new one's
+            (organisation,) = set(ORGANISATIONS) - {organisation}
+            await tenants.update("acme-prod", {"organisation": organisation})
         now.seconds += rng.choice([0.0, 0.3, 2.0, 9.0])
         for limiter in limiters:
             await limiter.tick()
@@ -186,8 +209,11 @@ async def test_no_limit_is_exceeded_and_nothing_stays_held(
             await limiter.tick()
         now.seconds += 3601
     counters = counters_on(client, now)
-    for key in keys:
-        for usage in await counters.usage("acme", key.scopes):
+    for name_of_key in KEYS:
+        for usage in [
+            *await counters.usage(key_named(name_of_key, ORGANISATIONS[0]).scopes),
+            *await counters.usage(key_named(name_of_key, ORGANISATIONS[1]).scopes),
+        ]:
             assert (usage.requests, usage.tokens, usage.running) == (0, 0, 0)
             assert (usage.day_held, usage.month_held) == (0, 0)
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from pagoda_cli.trace.command import trace
 from pagoda_cli.trace.span_files import SpanFiles
 from pagoda_cli.trace.span_search import TraceNotFoundError, find_request
-from pagoda_cli.trace.span_tree import bar, walk
+from pagoda_cli.trace.span_tree import _CANDIDATE_COLUMNS, bar, walk
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.telemetry.tracing import (
     record_span,
@@ -23,10 +23,11 @@ from pagoda_runtime.telemetry.tracing import (
 )
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+LONG_WORKER = "prefill-" + "0123456789" * 3
 PLANS = [
     {
         "decode": "decode-1",
-        "prefill": "prefill-1",
+        "prefill": LONG_WORKER,
         "miss_tokens": 12,
         "ttft_ms": 20.5,
         "cost_ms": 21.0,
@@ -266,3 +267,14 @@ def test_walk_gives_every_span_once(home: Path) -> None:
 )
 def test_bar(start: float, end: float, drawn: str) -> None:
     assert bar(start, end, cells=4) == drawn
+
+
+def test_nothing_is_cut_in_a_pipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    app = typer.Typer()
+    app.command()(trace)
+    output = CliRunner().invoke(app, ["01REQ", "--explain", "--home", str(home)]).stdout
+    assert "…" not in output
+    for title, _ in _CANDIDATE_COLUMNS:
+        assert title in output
+    assert LONG_WORKER in output

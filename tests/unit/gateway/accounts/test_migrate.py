@@ -17,7 +17,7 @@ from support.first_ledger import FIRST_METADATA, fill_first_ledger
 from pagoda_gateway.accounts.database import Database, database_address, open_database
 from pagoda_gateway.accounts.keys import Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
-from pagoda_gateway.accounts.migrate import FOLDER, LAST_REVISION, DatabaseVersionError
+from pagoda_gateway.accounts.migrate import FOLDER, LAST_REVISION, DatabaseVersionError, migrate
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.tables import METADATA
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
@@ -96,6 +96,35 @@ async def test_ledger_of_the_first_version_is_taken_over(url: str, tmp_path: Pat
         assert await ledger.totals("default") == (10, 3)
         receipt = await Receipts(ledger, wait_seconds=0).get("default", "my-id")
         assert (receipt["id"], receipt["finish_reasons"]) == ("chatcmpl-r", ["stop"])
+
+
+async def test_keys_that_were_rotated_before_learn_whose_successors_they_are(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    with monkeypatch.context() as before:
+        before.setattr("pagoda_gateway.accounts.migrate.LAST_REVISION", "0011")
+        engine = sa.create_engine(database_address(url))
+        migrate(engine)
+    keys = [("k1", "k2"), ("k2", "k3"), ("k3", None), ("alone", None)]
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO tenants (tenant, created_unix_seconds) VALUES ('t', 1)")
+        )
+        for key, successor in keys:
+            connection.execute(
+                sa.text(
+                    "INSERT INTO api_keys (api_key_id, tenant, key_hash, label, rotated_to, "
+                    "created_unix_seconds) VALUES (:key, 't', :key, '', :successor, 1)"
+                ),
+                {"key": key, "successor": successor},
+            )
+    engine.dispose()
+    async with open_database(url) as database:
+        rows = (await Tenancy.of(database).api_keys.page()).rows
+    assert {row["api_key_id"]: row["first_key_id"] for row in rows} == {
+        "k1": None, "k2": "k1", "k3": "k1", "alone": None,
+    }  # fmt: skip
 
 
 async def test_an_older_gateway_goes_on_after_the_migration(database: Database) -> None:

@@ -1,22 +1,25 @@
--- Counters of one organisation, its tenants and keys: what they use now, and who holds it.
+-- Counters of organisations, tenants and keys: what they use now, and who holds it.
 --
--- KEYS[1]: `<prefix>{organisation}`; every key begins with it, so that all are in one hash slot:
---   <it>             which generation of counters this is; without, the organisation is not open
---   <it>:<scope>     one scope's state; a scope is `key:<id>`, `tenant:<id>` or `organisation:<id>`
---   <it>:held        request id -> its hold
---   <it>:leases      request ids by when their lease runs out, ms
---   <it>:unsettled   ids of holds whose gateway is gone, by when that was found, ms
+-- KEYS[1]: a prefix; every key begins with it:
+--   <it>generation      which counters these are: other ones after a loss
+--   <it>open:<org>      the generation; without, the organisation is not open
+--   <it>scope:<scope>   one scope's state; a scope is `key:<id>`, `tenant:<id>` or
+--                       `organisation:<id>`. Those of a tenant go with it to another organisation.
+--   <it>held:<org>      request id -> its hold, of requests that came in for this organisation
+--   <it>leases          `<request id> <org>` by when the lease runs out, ms
+--   <it>unsettled       the same of holds whose gateway is gone, by when somebody last looked, ms
 -- ARGV[1]: what to do; ARGV[2]: its arguments, JSON. Numbers are integers below 2^53.
 --
 -- A hold is what one request takes of each of its scopes:
 --   status    live | lost (its gateway is gone; its money stays held) | settled | void (no such
 --             request: whoever comes later with this id has given up before)
 --   scopes    their names;  budgets: those of them that limit money
---   at        when it was taken, ms
+--   at        when it was taken, ms;  lost_at: when its gateway was found to be gone
 --   requests, tokens, micros
 -- A state is the sum of holds, and of those that were forgotten since, by one rule: `count`.
 
-local base, operation, arguments = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
+local prefix, operation, arguments = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
+local organisation = arguments.organisation
 local now = arguments.now
 if not now then
   local time = redis.call('TIME')
@@ -26,6 +29,7 @@ end
 local SLICES = 61 -- seconds of a window: the one that runs and the 60 before it
 local DAY_MS = 86400000
 local MAX_REAPED = 100
+local MAX_LOST = 200
 
 local function slice_of(ms) return math.floor(ms / 1000) end
 local function day_of(ms) return math.floor(ms / DAY_MS) end
@@ -51,7 +55,7 @@ local states, changed = {}, {}
 local function load(scope)
   local state = states[scope]
   if state then return state end
-  local packed = redis.call('GET', base .. ':' .. scope)
+  local packed = redis.call('GET', prefix .. 'scope:' .. scope)
   state = packed and cmsgpack.unpack(packed)
     or {requests = {}, tokens = {}, running = 0, seeded = 0,
         day = today, day_spent = 0, day_held = 0,
@@ -74,7 +78,7 @@ end
 
 local function store()
   for scope in pairs(changed) do
-    redis.call('SET', base .. ':' .. scope, cmsgpack.pack(states[scope]))
+    redis.call('SET', prefix .. 'scope:' .. scope, cmsgpack.pack(states[scope]))
   end
 end
 
@@ -113,20 +117,49 @@ local function count(hold, sign)
   for _, scope in ipairs(hold.scopes) do count_in(scope, hold, sign) end
 end
 
-local function find(id)
-  local packed = redis.call('HGET', base .. ':held', id)
+local leases, unsettled = prefix .. 'leases', prefix .. 'unsettled'
+
+local function held_of(owner) return prefix .. 'held:' .. owner end
+
+-- A hold's name where those of all organisations are; ids of requests have no spaces.
+local function member_of(owner, id) return id .. ' ' .. owner end
+
+local function owner_and_id(member)
+  local id, owner = string.match(member, '^(%S+) (.*)$')
+  return owner, id
+end
+
+local function find(owner, id)
+  local packed = redis.call('HGET', held_of(owner), id)
   return packed and cmsgpack.unpack(packed)
 end
 
-local function keep(id, hold, lease_ms)
-  redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
-  redis.call('ZADD', base .. ':leases', now + lease_ms, id)
+local function write(owner, id, hold)
+  redis.call('HSET', held_of(owner), id, cmsgpack.pack(hold))
 end
 
-local function forget(id)
-  redis.call('HDEL', base .. ':held', id)
-  redis.call('ZREM', base .. ':leases', id)
-  redis.call('ZREM', base .. ':unsettled', id)
+local function lend(owner, id, lease_ms)
+  redis.call('ZADD', leases, now + lease_ms, member_of(owner, id))
+end
+
+local function keep(owner, id, hold, lease_ms)
+  write(owner, id, hold)
+  lend(owner, id, lease_ms)
+end
+
+local function lose(owner, id, hold)
+  hold.status, hold.lost_at = 'lost', now
+  write(owner, id, hold)
+  redis.call('ZREM', leases, member_of(owner, id))
+  redis.call('ZADD', unsettled, now, member_of(owner, id))
+end
+
+local function find_again(owner, id) redis.call('ZREM', unsettled, member_of(owner, id)) end
+
+local function forget(owner, id)
+  redis.call('HDEL', held_of(owner), id)
+  redis.call('ZREM', leases, member_of(owner, id))
+  find_again(owner, id)
 end
 
 local function is_seeded(hold)
@@ -139,25 +172,24 @@ end
 -- Free the places of requests whose gateway has not renewed them. Their tokens leave the window
 -- with time. What they were billed nobody knows yet: their money stays held until it is settled.
 local function reap()
-  local ids = redis.call('ZRANGEBYSCORE', base .. ':leases', '-inf', now, 'LIMIT', 0, MAX_REAPED)
-  for _, id in ipairs(ids) do
-    local hold = find(id)
+  local due = redis.call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, MAX_REAPED)
+  for _, member in ipairs(due) do
+    local owner, id = owner_and_id(member)
+    local hold = find(owner, id)
     if hold and hold.status == 'live' then
       count(hold, -1)
       hold.status = 'lost'
       count(hold, 1)
       if #hold.budgets > 0 and hold.micros > 0 then
-        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
-        redis.call('ZREM', base .. ':leases', id)
-        redis.call('ZADD', base .. ':unsettled', now, id)
+        lose(owner, id, hold)
       else
-        forget(id)
+        forget(owner, id)
       end
     elseif hold and hold.status == 'settled' and not is_seeded(hold)
         and now < hold.at + arguments.forget_ms then
-      redis.call('ZADD', base .. ':leases', now + arguments.lease_ms, id)
+      lend(owner, id, arguments.lease_ms)
     else
-      forget(id)
+      forget(owner, id)
     end
   end
 end
@@ -223,16 +255,17 @@ end
 
 local operations = {}
 
--- Return which generation of counters this is, and the time. KEYS[1] is its key.
+-- Return which generation of counters this is, and the time.
 function operations.generation()
-  redis.call('SET', base, string.format('%.0f-%s', now, arguments.name), 'NX')
-  return {redis.call('GET', base), now}
+  local name = prefix .. 'generation'
+  redis.call('SET', name, string.format('%.0f-%s', now, arguments.name), 'NX')
+  return {redis.call('GET', name), now}
 end
 
 -- Take all of a hold, or nothing. {'new'}: the organisation is not open. {'seed', scope}: nobody
 -- has said what that scope spent. {'void'}: the request has been given up.
 local function reserve(item)
-  local held = find(item.id)
+  local held = find(organisation, item.id)
   if held and held.status == 'void' then return {'void'} end
   if held and held.status == 'live' then return {'taken', held.at, {}, usages(item.scopes)} end
   -- A line of a batch comes again under its id after its gateway was killed.
@@ -266,14 +299,14 @@ local function reserve(item)
     return {'refused', now, refusals, usages(item.scopes)}
   end
   count(hold, 1)
-  if lost then redis.call('ZREM', base .. ':unsettled', item.id) end
-  keep(item.id, hold, arguments.lease_ms)
+  if lost then find_again(organisation, item.id) end
+  keep(organisation, item.id, hold, arguments.lease_ms)
   return {'taken', now, {}, usages(item.scopes)}
 end
 
 -- Take holds, each by itself.
 function operations.reserve()
-  local replies, is_open = {}, redis.call('EXISTS', base) == 1
+  local replies, is_open = {}, redis.call('EXISTS', prefix .. 'open:' .. organisation) == 1
   if is_open then reap() end
   for index, item in ipairs(arguments.items) do
     replies[index] = is_open and reserve(item) or {'new'}
@@ -287,7 +320,7 @@ function operations.renew()
   local unknown = {}
   for _, item in ipairs(arguments.items) do
     local id, tokens, micros = item[1], item[2], item[3]
-    local hold = find(id)
+    local hold = find(organisation, id)
     if not hold or hold.status ~= 'live' then
       unknown[#unknown + 1] = id
     else
@@ -295,9 +328,9 @@ function operations.renew()
         count(hold, -1)
         hold.tokens, hold.micros = tokens, micros
         count(hold, 1)
-        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+        write(organisation, id, hold)
       end
-      redis.call('ZADD', base .. ':leases', now + arguments.lease_ms, id)
+      lend(organisation, id, arguments.lease_ms)
     end
   end
   reap()
@@ -308,25 +341,25 @@ end
 -- no generation of counters has ever had it; `is_restored`, that this one has not.
 function operations.put()
   for _, item in ipairs(arguments.items) do
-    local hold = find(item.id)
+    local hold = find(organisation, item.id)
     if hold and hold.status == 'settled' and item.status == 'settled' then
-      keep(item.id, hold, arguments.lease_ms)
+      keep(organisation, item.id, hold, arguments.lease_ms)
     elseif hold and hold.status ~= 'void' then
       count(hold, -1)
       hold.status, hold.tokens, hold.micros = item.status, item.tokens, item.micros
       count(hold, 1)
       if item.status == 'live' then
-        redis.call('ZREM', base .. ':unsettled', item.id)
-        keep(item.id, hold, arguments.lease_ms)
+        find_again(organisation, item.id)
+        keep(organisation, item.id, hold, arguments.lease_ms)
       elseif item.status == 'settled' and (item.is_restored or not is_seeded(hold)) then
-        redis.call('ZREM', base .. ':unsettled', item.id)
-        keep(item.id, hold, arguments.lease_ms)
+        find_again(organisation, item.id)
+        keep(organisation, item.id, hold, arguments.lease_ms)
       else
-        forget(item.id)
+        forget(organisation, item.id)
       end
     elseif not hold and item.status == 'void' then
-      keep(item.id, {status = 'void', scopes = {}, budgets = {}, at = now, requests = 0,
-                     tokens = 0, micros = 0}, arguments.lease_ms)
+      keep(organisation, item.id, {status = 'void', scopes = {}, budgets = {}, at = now,
+                                   requests = 0, tokens = 0, micros = 0}, arguments.lease_ms)
     elseif not hold and item.is_restored then
       hold = {status = item.status, scopes = item.scopes, budgets = item.budgets,
               at = item.at or now, requests = 1, tokens = item.tokens, micros = item.micros}
@@ -340,7 +373,7 @@ function operations.put()
       end
       if hold.status == 'settled' and not item.is_new and is_seeded(hold) then hold.micros = 0 end
       -- Kept for a while once it is settled: the same may be said twice.
-      keep(item.id, hold, arguments.lease_ms)
+      keep(organisation, item.id, hold, arguments.lease_ms)
     end
   end
   reap()
@@ -349,12 +382,13 @@ end
 
 -- Begin to count for an organisation, in this generation of counters.
 function operations.open()
-  redis.call('SET', base, arguments.generation, 'NX')
+  redis.call('SET', prefix .. 'open:' .. organisation, arguments.generation, 'NX')
   return 1
 end
 
 -- Say what a scope had spent without those that are held here, and which requests of it nobody
--- here holds while the ledger has no end of them: items of {id, micros, at}.
+-- here holds while the ledger has no end of them: items of {id, micros, at}. `organisations`:
+-- those that may have holds of the scope, where its tenant is and has been.
 function operations.seed()
   local scope, state = arguments.scope, load(arguments.scope)
   if state.seeded == 1 then return 0 end
@@ -362,13 +396,15 @@ function operations.seed()
   if arguments.day == state.day then state.day_spent = arguments.day_spent end
   if arguments.month == state.month then state.month_spent = arguments.month_spent end
   changed[scope] = true
-  local packed = redis.call('HGETALL', base .. ':held')
-  local held = {}
-  for index = 1, #packed, 2 do
-    local hold = cmsgpack.unpack(packed[index + 1])
-    held[packed[index]] = hold
-    for _, name in ipairs(hold.scopes) do
-      if name == scope then count_money(state, hold, 1) end
+  local held, owners = {}, {}
+  for _, owner in ipairs(arguments.organisations) do
+    local packed = redis.call('HGETALL', held_of(owner))
+    for index = 1, #packed, 2 do
+      local id, hold = packed[index], cmsgpack.unpack(packed[index + 1])
+      held[id], owners[id] = hold, owner
+      for _, name in ipairs(hold.scopes) do
+        if name == scope then count_money(state, hold, 1) end
+      end
     end
   end
   for _, item in ipairs(arguments.items) do
@@ -379,13 +415,12 @@ function operations.seed()
       if not has_it then
         hold.scopes[#hold.scopes + 1], hold.budgets[#hold.budgets + 1] = scope, scope
         count_in(scope, hold, 1)
-        redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
+        write(owners[id], id, hold)
       end
     else
       hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = item[3], requests = 0,
               tokens = 0, micros = item[2]}
-      redis.call('HSET', base .. ':held', id, cmsgpack.pack(hold))
-      redis.call('ZADD', base .. ':unsettled', now, id)
+      lose(organisation, id, hold)
       count_in(scope, hold, 1)
     end
   end
@@ -393,16 +428,22 @@ function operations.seed()
 end
 
 -- Return the ids that are held here.
-function operations.held() return redis.call('HKEYS', base .. ':held') end
+function operations.held() return redis.call('HKEYS', held_of(organisation)) end
 
--- Return holds whose gateway is gone: {id, ms since that was found, tokens, micros} ...
+-- Return holds whose gateway is gone, those first that nobody has looked at for longest:
+-- {organisation, id, ms since its gateway was found to be gone, tokens, micros} ...
 function operations.unsettled()
   reap()
   local found = {}
-  local ids = redis.call('ZRANGE', base .. ':unsettled', 0, MAX_REAPED - 1, 'WITHSCORES')
-  for index = 1, #ids, 2 do
-    local hold = find(ids[index])
-    found[#found + 1] = {ids[index], now - tonumber(ids[index + 1]), hold.tokens, hold.micros}
+  for _, member in ipairs(redis.call('ZRANGE', unsettled, 0, MAX_LOST - 1)) do
+    local owner, id = owner_and_id(member)
+    local hold = find(owner, id)
+    if hold and hold.lost_at then
+      redis.call('ZADD', unsettled, now, member)
+      found[#found + 1] = {owner, id, now - hold.lost_at, hold.tokens, hold.micros}
+    else
+      redis.call('ZREM', unsettled, member)
+    end
   end
   return found
 end

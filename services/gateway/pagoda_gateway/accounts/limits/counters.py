@@ -25,7 +25,7 @@ from pagoda_runtime.tasks.breaker import Breaker
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "pagoda:limits:"
+PREFIX = "pagoda:limits:2:"  # the number is of what is kept: see the script
 SCRIPT = Path(__file__).with_name("counters.lua")
 LEASE_SECONDS = 10.0
 FORGET_SECONDS = 600.0  # of what was settled and waits for counters to be seeded
@@ -105,6 +105,7 @@ class Answer:
 class Lost:
     """A hold whose gateway is gone; what it used is not known."""
 
+    organisation: str
     request_id: str
     age_ms: int
     tokens: int
@@ -193,18 +194,23 @@ class Counters:
         return {name.decode() for name in await self._call(organisation, "held")}
 
     async def seed(self, organisation: str, scope: str, values: dict[str, Any]) -> None:
-        """Say what a scope has spent, unless somebody else has said it; see the script."""
+        """Say what a scope has spent, unless somebody else has said it; see the script.
+
+        Requests that nobody holds are held for the organisation.
+        """
         await self._call(organisation, "seed", scope=scope, **values)
 
-    async def lost(self, organisation: str) -> list[Lost]:
-        """Return some holds whose gateway is gone."""
-        reply = await self._call(organisation, "unsettled")
-        return [Lost(name.decode(), *numbers) for name, *numbers in reply]
+    async def lost(self) -> list[Lost]:
+        """Return some holds whose gateway is gone, others each time."""
+        return [
+            Lost(organisation.decode(), name.decode(), *numbers)
+            for organisation, name, *numbers in await self._call("", "unsettled")
+        ]
 
-    async def usage(self, organisation: str, scopes: Sequence[LimitScope]) -> list[Usage]:
+    async def usage(self, scopes: Sequence[LimitScope]) -> list[Usage]:
         """Return what scopes use now."""
         limits = [_limits_of(scope) for scope in scopes]
-        return [Usage(*usage) for usage in await self._call(organisation, "usage", scopes=limits)]
+        return [Usage(*usage) for usage in await self._call("", "usage", scopes=limits)]
 
     async def _reserve_all(self, organisation: str) -> None:
         """Ask for those who wait, until nobody does."""
@@ -252,9 +258,9 @@ class Counters:
         arguments["forget_ms"] = int(1000 * FORGET_SECONDS)
         if self._clock is not None:
             arguments["now"] = int(1000 * self._clock())
-        # The braces: all keys of an organisation in one slot of a cluster.
-        base = f"{PREFIX}{{{organisation}}}" if organisation else f"{PREFIX}generation"
-        return await self._ask(self._script(keys=[base], args=[operation, orjson.dumps(arguments)]))
+        arguments["organisation"] = organisation
+        script = self._script(keys=[PREFIX], args=[operation, orjson.dumps(arguments)])
+        return await self._ask(script)
 
     async def _ask(self, call: Any) -> Any:
         if not self._breaker.allows():

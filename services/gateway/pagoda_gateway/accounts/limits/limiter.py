@@ -37,7 +37,6 @@ SETTLE_LOST_SECONDS = 5.0
 # charged the most it can cost. Its records may wait in an outbox for as long as NATS or the ledger
 # is away.
 NO_END_SECONDS = 3600.0
-MAX_ORGANISATIONS = 1000  # whose lost holds this gateway looks after
 CLOSE_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -73,7 +72,7 @@ class Limiter:
         self._holds: dict[str, Hold] = {}  # live
         self._settled: OrderedDict[str, Hold] = OrderedDict()  # of late, the oldest first
         self._unsaid: dict[str, Hold] = {}  # what the counters have not heard
-        self._organisations: OrderedDict[str, float] = OrderedDict()  # when its lost ones are due
+        self._lost_due = 0.0  # when lost holds are looked at
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._releases: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._wake = asyncio.Event()
@@ -212,9 +211,6 @@ class Limiter:
     async def _take(self, hold: Hold) -> Answer:
         if self._generation is None:
             await self._check_generation()
-        self._organisations.setdefault(hold.organisation, self._clock() + SETTLE_LOST_SECONDS)
-        while len(self._organisations) > MAX_ORGANISATIONS:
-            self._organisations.popitem(last=False)
         for _ in range(MAX_STEPS):
             generation = self._generation
             answer = await self._counters.reserve(hold)
@@ -261,9 +257,12 @@ class Limiter:
             if not is_first:
                 return
             _, _, now_ms = await self._counters.generation()
-            held = await self._counters.held_ids(hold.organisation)
+            at, held = now_ms / 1000, set[str]()
             try:
-                spent = await self._spending.of(scope, hold.key, at=now_ms / 1000, without=held)
+                organisations = await self._spending.organisations_of(hold.key, at=at)
+                for organisation in organisations:
+                    held |= await self._counters.held_ids(organisation)
+                spent = await self._spending.of(scope, hold.key, at=at, without=held)
             except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
                 raise CountersError(f"the ledger does not say what was spent: {error!r}") from error
             await self._counters.seed(
@@ -275,23 +274,25 @@ class Limiter:
                     "month": spent.month,
                     "month_spent": spent.month_spent,
                     "items": spent.open,
+                    "organisations": organisations,
                 },
             )
 
     async def _settle_lost(self) -> None:
         """Settle holds of gateways that are gone, as far as the ledger knows what they came to."""
         now = self._clock()
-        for organisation in [name for name, due in self._organisations.items() if due <= now]:
-            lost = await self._counters.lost(organisation)
-            rows = await self._spending.requests(hold.request_id for hold in lost) if lost else {}
-            items = [
-                item
-                for hold in lost
-                if (item := self._item_of_lost(hold, rows.get(hold.request_id)))
-            ]
-            if items:
-                await self._counters.put(organisation, items)
-            self._organisations[organisation] = now + SETTLE_LOST_SECONDS
+        if now < self._lost_due:
+            return
+        self._lost_due = now + SETTLE_LOST_SECONDS
+        lost = await self._counters.lost()
+        rows = await self._spending.requests(hold.request_id for hold in lost) if lost else {}
+        items: dict[str, list[dict[str, Any]]] = {}
+        for hold in lost:
+            item = self._item_of_lost(hold, rows.get(hold.request_id))
+            if item is not None:
+                items.setdefault(hold.organisation, []).append(item)
+        for organisation, some in items.items():
+            await self._counters.put(organisation, some)
 
     def _item_of_lost(self, lost: Lost, row: Any) -> dict[str, Any] | None:
         """Return what the counters should have in its place; None: nobody knows yet."""

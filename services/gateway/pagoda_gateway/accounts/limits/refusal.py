@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pagoda_gateway.accounts.limit_scope import LimitScope
 from pagoda_gateway.accounts.limits.counters import Dimension, Excess, Usage, limit_of
 from pagoda_gateway.accounts.limits.hold import Amount
-from pagoda_gateway.errors import QuotaError, RateLimitError
+from pagoda_gateway.errors import DeadlineError, QuotaError, RateLimitError
 
 UNKNOWN_WAIT_SECONDS = 1.0  # for requests in flight to end
 QUOTA = "insufficient_quota"
@@ -56,20 +56,9 @@ def refusal_of(excess: Excess, amount: Amount, *, is_batch: bool) -> RateLimitEr
 
     A line of a batch does not wait for a new day or month: it would keep others from running.
     """
-    what, kind = _WORDS[excess.dimension]
-    limit = limit_of(excess.scope, excess.dimension)
-    assert limit is not None, "what has no limit is not exceeded"
-    need = {"tokens": amount.tokens, "day": amount.micros, "month": amount.micros}.get(
-        excess.dimension, 1
-    )
-    used = f"used {_shown(excess.dimension, excess.used)}"
-    if excess.held:
-        used += f", held for requests in flight {_shown(excess.dimension, excess.held)}"
+    kind, problem = _WORDS[excess.dimension][1], _problem(excess, amount)
     wait = UNKNOWN_WAIT_SECONDS if excess.wait_ms is None else excess.wait_ms / 1000
-    is_used_up = _is_used_up(excess)
-    problem = f"the {excess.scope} on {what}: limit {_shown(excess.dimension, limit)}, {used}, "
-    problem += f"requested {_shown(excess.dimension, need)}"
-    if is_used_up:
+    if _is_used_up(excess):
         return QuotaError(
             f"You exceeded your current quota, of {problem}; it begins anew in {duration(wait)}, "
             "or ask for a higher one",
@@ -83,6 +72,38 @@ def refusal_of(excess: Excess, amount: Amount, *, is_batch: bool) -> RateLimitEr
         f"Rate limit reached for {problem}; try again {advice}, or ask for a higher limit",
         kind=kind,
         retry_after_seconds=wait,
+    )
+
+
+def deadline_of(excess: Excess | None, amount: Amount) -> DeadlineError:
+    """Return the error for a request whose deadline passes while it waits for room.
+
+    None: it waits behind others, and nobody has asked for it yet.
+    """
+    what = (
+        "your limits, behind others" if excess is None
+        else f"the limit of {_problem(excess, amount)}"
+    )  # fmt: skip
+    return DeadlineError(
+        f"the request did not begin before its deadline: it waited for room in {what}; give it "
+        "more time, send fewer requests at once, or ask for a higher limit"
+    )
+
+
+def _problem(excess: Excess, amount: Amount) -> str:
+    """Return whose limit is exceeded, and by what."""
+    limit = limit_of(excess.scope, excess.dimension)
+    assert limit is not None, "what has no limit is not exceeded"
+    need = {"tokens": amount.tokens, "day": amount.micros, "month": amount.micros}.get(
+        excess.dimension, 1
+    )
+    used = f"used {_shown(excess.dimension, excess.used)}"
+    if excess.held:
+        used += f", held for requests in flight {_shown(excess.dimension, excess.held)}"
+    what = _WORDS[excess.dimension][0]
+    return (
+        f"the {excess.scope} on {what}: limit {_shown(excess.dimension, limit)}, {used}, "
+        f"requested {_shown(excess.dimension, need)}"
     )
 
 

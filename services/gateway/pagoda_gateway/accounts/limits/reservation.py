@@ -4,23 +4,25 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.accounts.limit_scope import LimitScope
 from pagoda_gateway.accounts.limits.counters import CountersError, Excess
 from pagoda_gateway.accounts.limits.hold import Amount, Hold
 from pagoda_gateway.accounts.limits.limiter import Limiter
 from pagoda_gateway.accounts.limits.refusal import (
     check_size,
+    deadline_of,
     rate_headers,
     refusal_of,
     worst_of,
 )
 from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
 from pagoda_gateway.accounts.money.price_book import PriceBook
-from pagoda_gateway.errors import RateLimitError, UnavailableError
+from pagoda_gateway.errors import DeadlineError, RateLimitError, UnavailableError
 
 ASK_AGAIN_SECONDS = 0.25  # another replica may have given something back
 RETRY_AFTER_SECONDS = 1.0
@@ -93,6 +95,7 @@ class Reservation:
         self._on_headers = on_headers
         self._hold = Hold(request.request_id, key, self._most(), self._most)
         self._is_held = False
+        self._worst: Excess | None = None  # of what it waits for
 
     async def enter(self) -> None:
         """Return when the request may run.
@@ -101,7 +104,7 @@ class Reservation:
             RateLimitError: it is over a limit, and must not or need not wait.
             UnavailableError: limits cannot be counted now.
         """
-        check_size(self._key.scopes, self._hold.amount)
+        check_size([_as_known(scope, self._key) for scope in self._key.scopes], self._hold.amount)
         try:
             await self._enter()
             self._is_held = True
@@ -118,6 +121,10 @@ class Reservation:
         except asyncio.CancelledError:
             self._limits.limiter.give_up(self._hold)  # it may be taken
             raise
+
+    def expired(self) -> DeadlineError:
+        """Return the error for a request whose deadline passes in `enter`."""
+        return deadline_of(self._worst, self._hold.amount)
 
     def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
         """Give back what the request did not use; without an open record it never began."""
@@ -182,7 +189,7 @@ class Reservation:
         answer = await self._limits.limiter.take(self._hold)
         self._on_headers(rate_headers(self._key.scopes, answer.usages))
         if answer.excesses:
-            worst = worst_of(answer.excesses)
+            self._worst = worst = self._as_known(worst_of(answer.excesses))
             self.stage = f"limits: {worst.dimension} of the {worst.scope.kind}"
         return answer.excesses
 
@@ -202,7 +209,15 @@ class Reservation:
         )
 
     def _refused(self, excesses: Sequence[Excess]) -> RateLimitError:
-        worst = worst_of(excesses)
+        worst = self._as_known(worst_of(excesses))
         metrics.LIMITED.labels(worst.scope.kind, worst.dimension).inc()
         is_batch = self._request.service_tier == "batch"
         return refusal_of(worst, self._hold.amount, is_batch=is_batch)
+
+    def _as_known(self, excess: Excess) -> Excess:
+        return replace(excess, scope=_as_known(excess.scope, self._key))
+
+
+def _as_known(scope: LimitScope, key: ApiKey) -> LimitScope:
+    """Return a scope as its owner knows it: a key counts under the first whose place it took."""
+    return replace(scope, name=key.api_key_id) if scope.kind == "key" else scope

@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limit_scope import LimitScope
+from pagoda_gateway.accounts.limits.scope_rows import (
+    day_is_of_scope,
+    moves_of,
+    organisation_of_row,
+    row_is_of_scope,
+    was_member_on,
+)
 from pagoda_gateway.accounts.money.price import BATCH_TIER
 from pagoda_gateway.accounts.money.price_book import PriceBook, is_billed
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
 from pagoda_gateway.accounts.money.tables import USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
-from pagoda_gateway.accounts.tenancy.tables import TENANTS
+from pagoda_gateway.accounts.tenancy.tables import TENANT_MOVES, TENANTS
 from pagoda_gateway.accounts.usage_rows import FINISHED
 
 # Requests opened within it may be held by a gateway, or were of late: they are looked at one by
@@ -73,12 +79,18 @@ class Spending:
         moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
         day = int(at // DAY_SECONDS)
         month_start = day - (moment.day - 1)
-        statement = _statement(
-            scope, key, month_start, day, recent_start=at - RECENT_SECONDS if without else None
+        recent_start = at - RECENT_SECONDS if without else None
+        rows = await self._database.rows(
+            _statement(scope, key, month_start, day, recent_start=recent_start)
         )
+        # Asked behind it: what nobody has moved in by then nobody had moved in before.
+        if scope.kind == "organisation" and await self._database.rows(moves_of(scope, month_start)):
+            rows = await self._database.rows(
+                _statement(scope, key, month_start, day, recent_start=recent_start, has_moves=True)
+            )
         day_spent = month_spent = 0
         unfinished = []
-        for row in await self._database.rows(statement):
+        for row in rows:
             is_held = row["request_id"] in without
             if row["kind"] == _SUMS:
                 cost = int(row["cost_micros"])
@@ -96,6 +108,23 @@ class Spending:
             day_spent += cost if row["opened_unix_seconds"] >= day * DAY_SECONDS else 0
         month = (moment.year - 1970) * 12 + moment.month - 1
         return Spent(day, day_spent, month, month_spent, unfinished)
+
+    async def organisations_of(self, key: ApiKey, *, at: float) -> list[str]:
+        """Return whose counters may have holds of a key's tenant that count this month.
+
+        Raises:
+            TimeoutError, SQLAlchemyError: the database does not answer.
+        """
+        moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+        first_day = int(at // DAY_SECONDS) - moment.day  # one more: news of a move may be late
+        statement = sa.union(
+            sa.select(TENANTS.c.organisation).where(TENANTS.c.tenant == key.tenant),
+            sa.select(TENANT_MOVES.c.organisation).where(
+                TENANT_MOVES.c.tenant == key.tenant, TENANT_MOVES.c.day >= first_day
+            ),
+        )
+        rows = await self._database.rows(statement)
+        return sorted({key.organisation, *(row["organisation"] for row in rows)})
 
     async def requests(self, request_ids: Iterable[str]) -> dict[str, sa.RowMapping]:
         """Return the rows of a few requests, of those that the ledger knows."""
@@ -120,7 +149,13 @@ class Spending:
 
 
 def _statement(
-    scope: LimitScope, key: ApiKey, month_start: int, day: int, *, recent_start: float | None
+    scope: LimitScope,
+    key: ApiKey,
+    month_start: int,
+    day: int,
+    *,
+    recent_start: float | None,
+    has_moves: bool = False,
 ) -> sa.CompoundSelect[Any]:
     """Return what a scope's spending in a month is made of: see `_SUMS` and its siblings.
 
@@ -133,27 +168,15 @@ def _statement(
         month_start: the month's first day.
         day: today.
         recent_start: Unix seconds from which on sealed rows are wanted too; None: none is.
+        has_moves: tenants have come to this organisation or left it in this month.
     """
     usage, first = USAGE.c, month_start * DAY_SECONDS
     days = USAGE_DAYS.c
-    is_today = sa.case((days.day >= day, 1), else_=0)
-    sums = (
-        sa.select(
-            sa.literal(_SUMS).label("kind"),
-            *(
-                sa.cast(sa.func.sum(days.cost_micros), sa.BigInteger).label("cost_micros")
-                if column.name == "cost_micros"
-                else sa.cast(is_today * day * DAY_SECONDS, sa.Double).label(column.name)
-                if column.name == "opened_unix_seconds"
-                else sa.cast(sa.null(), column.type).label(column.name)
-                for column in _COLUMNS
-            ),
-        )
-        .where(_of_scope(days, scope, key), days.day >= month_start)
-        .group_by(is_today)
+    sums = _sums(days.day, sa.func.sum(days.cost_micros), day).where(
+        day_is_of_scope(scope, key, month_start, has_moves=has_moves), days.day >= month_start
     )
     unsealed = sa.select(sa.literal(_UNSEALED), *_COLUMNS).where(
-        _of_scope(usage, scope, key),
+        row_is_of_scope(scope, key, month_start, has_moves=has_moves),
         usage.receipt_number.is_(None),
         usage.opened_unix_seconds >= first,
         # Not lines of batches that have failed: there may be many. See `is_billed`.
@@ -164,9 +187,11 @@ def _statement(
         ),
     )
     parts = [sums, unsealed]
+    if has_moves:
+        parts.append(_used_elsewhere(scope, month_start, day))
     if recent_start is not None:
         recent = sa.select(sa.literal(_RECENT), *_COLUMNS).where(
-            _of_scope(usage, scope, key),
+            row_is_of_scope(scope, key, month_start, has_moves=has_moves),
             usage.receipt_number.is_not(None),
             usage.opened_unix_seconds >= max(first, recent_start),
         )
@@ -174,13 +199,50 @@ def _statement(
     return sa.union_all(*parts)
 
 
-def _of_scope(
-    columns: ReadOnlyColumnCollection[str, sa.Column[Any]], scope: LimitScope, key: ApiKey
-) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `USAGE` or of `USAGE_DAYS` is a scope's."""
-    if scope.kind == "organisation":
-        tenants = sa.select(TENANTS.c.tenant).where(TENANTS.c.organisation == scope.name)
-        return columns.tenant.in_(tenants)
-    if scope.kind == "tenant":
-        return columns.tenant == scope.name
-    return sa.and_(columns.tenant == key.tenant, columns.api_key_id == scope.name)
+def _sums(of_day: sa.ColumnElement[int], cost: sa.ColumnElement[Any], today: int) -> sa.Select[Any]:
+    """Return two rows of `_SUMS` at most: what was spent on days before, and today."""
+    is_today = sa.case((of_day >= today, 1), else_=0)
+    return sa.select(
+        sa.literal(_SUMS).label("kind"),
+        *(
+            sa.cast(cost, sa.BigInteger).label("cost_micros")
+            if column.name == "cost_micros"
+            else sa.cast(is_today * today * DAY_SECONDS, sa.Double).label(column.name)
+            if column.name == "opened_unix_seconds"
+            else sa.cast(sa.null(), column.type).label(column.name)
+            for column in _COLUMNS
+        ),
+    ).group_by(is_today)
+
+
+def _used_elsewhere(scope: LimitScope, month_start: int, today: int) -> sa.Select[Any]:
+    """Return what has to be taken off an organisation's sums: days know no hour.
+
+    On a day on which a tenant came or went it used some for another organisation. Of what
+    retention has cut off nobody knows for which: it counts for both.
+    """
+    moves = (
+        sa.select(TENANT_MOVES.c.tenant, TENANT_MOVES.c.day)
+        .where(TENANT_MOVES.c.day >= month_start)
+        .distinct()
+        .subquery("days_of_moves")
+    )
+    start = sa.cast(moves.c.day, sa.Double) * DAY_SECONDS
+    usage = USAGE.c
+    return (
+        _sums(moves.c.day, -sa.func.sum(usage.cost_micros), today)
+        .join_from(
+            moves,
+            USAGE,
+            sa.and_(
+                usage.tenant == moves.c.tenant,
+                usage.opened_unix_seconds >= start,
+                usage.opened_unix_seconds < start + DAY_SECONDS,
+            ),
+        )
+        .where(
+            usage.receipt_number.is_not(None),
+            was_member_on(scope, moves.c.tenant, moves.c.day),
+            organisation_of_row() != scope.name,
+        )
+    )

@@ -33,6 +33,7 @@ _LIMITS = (
 _FIND = (
     sa.select(
         API_KEYS.c.api_key_id,
+        API_KEYS.c.first_key_id,
         API_KEYS.c.tenant,
         API_KEYS.c.models,
         API_KEYS.c.expires_unix_seconds,
@@ -194,6 +195,7 @@ class ApiKeys:
             values = self._values(old["tenant"], old["label"], secret) | {
                 "models": old["models"],
                 "tier": old["tier"],
+                "first_key_id": old["first_key_id"] or old["api_key_id"],
                 "expires_unix_seconds": None if lifetime is None else now + lifetime,
             }
             new = self.records.add(connection, values)
@@ -299,8 +301,9 @@ def _weight_of(row: sa.RowMapping) -> float:
 
 
 def _scopes_of(row: sa.RowMapping) -> tuple[LimitScope, ...]:
+    """Return what is limited; a key that took another's place goes on with what that one used."""
     names: dict[ScopeKind, str] = {
-        "key": row["api_key_id"],
+        "key": row["first_key_id"] or row["api_key_id"],
         "tenant": row["tenant"],
         "organisation": row["organisation"],
     }

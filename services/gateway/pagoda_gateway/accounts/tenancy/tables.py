@@ -3,7 +3,17 @@
 What is deleted keeps its row: usage names it, and its name is never somebody else's.
 """
 
-from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, String, Table
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+)
 
 from pagoda_gateway.accounts.tables import METADATA
 
@@ -54,6 +64,19 @@ TENANTS = Table(
     Index("tenants_by_tier", "tier"),
 )
 
+# Which organisation a tenant left, and when: what it used before counts for that one. Its last one
+# is in `TENANTS`.
+TENANT_MOVES = Table(
+    "tenant_moves",
+    METADATA,
+    Column("tenant", String(128), primary_key=True),
+    Column("moved_unix_seconds", Double, primary_key=True),
+    Column("day", Integer, nullable=False),  # of the move, since 1970-01-01 (UTC)
+    Column("organisation", String(128), nullable=False),  # that it left
+    Index("tenant_moves_by_organisation", "organisation", "moved_unix_seconds"),
+    Index("tenant_moves_by_day", "day"),
+)
+
 API_KEYS = Table(
     "api_keys",
     METADATA,
@@ -68,7 +91,9 @@ API_KEYS = Table(
     Column("expires_unix_seconds", Double),
     Column("last_used_unix_seconds", Double),
     Column("rotated_to", String(32)),  # the key that takes its place
+    Column("first_key_id", String(32)),  # whose place its own is, after rotations; null: its own
     Column("tier", String(128), ForeignKey("tiers.tier")),
     Index("api_keys_by_tenant", "tenant"),
     Index("api_keys_by_tier", "tier"),
+    Index("api_keys_by_first", "first_key_id"),
 )

@@ -8,8 +8,10 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
 from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
-from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANTS
+from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANT_MOVES, TENANTS
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
+
+DAY_SECONDS = 86_400
 
 
 class Tenants:
@@ -73,8 +75,10 @@ class Tenants:
         """
 
         def change(connection: sa.Connection) -> sa.RowMapping:
-            self.records.read(connection, tenant, for_change=True)
+            row = self.records.read(connection, tenant, for_change=True)
             self._check(connection, values)
+            if values.get("organisation", row["organisation"]) != row["organisation"]:
+                self._note_move(connection, row)
             return self.records.change(connection, tenant, values)
 
         row = await self._database.call(change)
@@ -104,6 +108,19 @@ class Tenants:
 
         await self._database.call(delete)
         await self._announce(AccountChange(tenant=tenant))
+
+    def _note_move(self, connection: sa.Connection, row: sa.RowMapping) -> None:
+        """Remember which organisation a tenant leaves: what it used so far stays that one's."""
+        now = self._clock()
+        values = {
+            "tenant": row["tenant"],
+            "moved_unix_seconds": now,
+            "day": int(now // DAY_SECONDS),
+            "organisation": row["organisation"],
+        }
+        # Of several moves in one moment the first counts: in between nothing was used.
+        statement = self._database.insert(TENANT_MOVES).values(values).on_conflict_do_nothing()
+        connection.execute(statement)
 
     def _check(self, connection: sa.Connection, values: dict[str, Any]) -> None:
         if (name := values.get("organisation")) is not None:

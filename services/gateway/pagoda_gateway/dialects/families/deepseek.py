@@ -9,7 +9,7 @@ them a model writes, its chat template says.
 import re
 from collections.abc import Sequence
 
-from pagoda_gateway.dialects.call_parser import MarkedCallParser
+from pagoda_gateway.dialects.call_parser import SectionCallParser
 from pagoda_gateway.dialects.grammar import Calls, Tool, check_names, json_text, mark, opening_rules
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
@@ -67,27 +67,11 @@ class DeepSeek:
         return f'call_{index}: "{_TYPE}" {separator} {head} {arguments} "\\n```"'
 
 
-class _Parser(MarkedCallParser):
-    _marks = (CALLS, CALL)  # models forget the first one
-
-    def _block(self, mark: str) -> Reading[bool]:
-        held = [mark, (yield from self._source.whitespace())]
-        if mark == CALLS:
-            if not (yield from self._source.mark(CALL, cut=True)):
-                if (yield from self._source.peek()):
-                    self._content("".join(held))
-                return False
-            held += [CALL, (yield from self._source.whitespace())]
-        while (yield from self._one_call(held)):
-            held = [(yield from self._source.whitespace())]
-            if not (yield from self._source.mark(CALL)):
-                yield from self._source.mark(CALLS_END, cut=True)
-                return True
-            held += [CALL, (yield from self._source.whitespace())]
-        return False
+class _Parser(SectionCallParser):
+    _marks = (CALLS, CALL)
+    _section_end = CALLS_END
 
     def _one_call(self, held: list[str]) -> Reading[bool]:
-        """Read a call; False: there is none, or the text has ended within it."""
         name = yield from self._name(held)
         held.append((yield from self._source.whitespace()))
         separated = yield from self._source.mark(SEPARATOR, cut=True)

@@ -7,7 +7,7 @@
 import re
 from collections.abc import Sequence
 
-from pagoda_gateway.dialects.call_parser import MarkedCallParser
+from pagoda_gateway.dialects.call_parser import SectionCallParser
 from pagoda_gateway.dialects.grammar import Calls, Tool, check_names, json_text, mark, opening_rules
 from pagoda_gateway.dialects.parts import OutputParser
 from pagoda_gateway.dialects.source import Reading
@@ -57,26 +57,11 @@ class Kimi:
         ]
 
 
-class _Parser(MarkedCallParser):
-    _marks = (SECTION, CALL)  # models forget the section
+class _Parser(SectionCallParser):
+    _marks = (SECTION, CALL)
+    _section_end = SECTION_END
 
-    def _block(self, mark: str) -> Reading[bool]:
-        held = [mark, (yield from self._source.whitespace())]
-        if mark == SECTION:
-            if not (yield from self._source.mark(CALL, cut=True)):
-                if (yield from self._source.peek()):
-                    self._content("".join(held))
-                return False
-            held += [CALL, (yield from self._source.whitespace())]
-        while (yield from self._identified_call(held)):
-            held = [(yield from self._source.whitespace())]
-            if not (yield from self._source.mark(CALL)):
-                yield from self._source.mark(SECTION_END, cut=True)
-                return True
-            held += [CALL, (yield from self._source.whitespace())]
-        return False
-
-    def _identified_call(self, held: list[str]) -> Reading[bool]:
+    def _one_call(self, held: list[str]) -> Reading[bool]:
         start = len(held)
         yield from self._source.while_not(_ID_END, held.append)
         name = _NAME.fullmatch("".join(held[start:]))

@@ -4,6 +4,7 @@ import asyncio
 import datetime
 
 import pytest
+from support.clocks import Now
 from support.limits import MICROS_PER_TOKEN, PRICES, apply_usage, hold_of, key_with
 
 from pagoda_gateway.accounts.database import Database, open_database
@@ -129,6 +130,108 @@ async def test_each_scope_has_its_own(database: Database, spending: Spending) ->
         scope = LimitScope(kind, name)  # type: ignore[arg-type]
         spent = await spending.of(scope, KEY, at=NOON, without=())
         assert spent.day_spent == tokens * MICROS_PER_TOKEN, kind
+
+
+@pytest.fixture
+async def moving(database: Database, now: Now) -> Tenancy:
+    """`acme-prod` and `acme-test` of `acme`, and an organisation without tenants."""
+    tenancy = Tenancy.of(database, clock=now)
+    for organisation in ("acme", "other"):
+        await tenancy.organisations.create(organisation)
+    for tenant in ("acme-prod", "acme-test"):
+        await tenancy.tenants.create(tenant, organisation="acme")
+    return tenancy
+
+
+async def organisations_spent(spending: Spending, *without: str) -> list[tuple[int, int]]:
+    """(of today, of this month) of acme and of the other one, in tokens."""
+    found = []
+    for name in ("acme", "other"):
+        scope = LimitScope("organisation", name)
+        spent = await spending.of(scope, KEY, at=NOON, without=without)
+        opened = [(cost, at) for _, cost, at in spent.open]
+        day = spent.day_spent + sum(cost for cost, at in opened if at >= 1000 * (NOON - DAY / 2))
+        month = spent.month_spent + sum(cost for cost, _ in opened)
+        found.append((day // MICROS_PER_TOKEN, month // MICROS_PER_TOKEN))
+    return found
+
+
+async def test_what_was_spent_stays_with_the_organisation_of_its_time(
+    database: Database, spending: Spending, moving: Tenancy, now: Now
+) -> None:
+    now.seconds = NOON - 3 * DAY
+    await used(database, "of-old", ago=4 * DAY, tokens=1)
+    await moving.tenants.update("acme-prod", {"organisation": "other"})
+    await used(database, "same-day", ago=3 * DAY - 60, tokens=10)
+    await used(database, "day-between", ago=2 * DAY, tokens=100)
+    await used(database, "open", ago=DAY, tokens=1000, is_open=True)
+    assert await organisations_spent(spending) == [(0, 1), (0, 1110)]
+    now.seconds = NOON - 3600
+    await used(database, "before", ago=3601, tokens=10_000)
+    await moving.tenants.update("acme-prod", {"organisation": "acme"})
+    await used(database, "at-once", ago=3600, tokens=100_000)  # in that very moment
+    await used(database, "just-now", ago=5, tokens=1_000_000)
+    await used(database, "of-a-sibling", ago=5, tokens=10_000_000, key=ApiKey("k", "acme-test"))
+    assert await organisations_spent(spending) == [(11_100_000, 11_100_001), (10_000, 11_110)]
+    assert await organisations_spent(spending, "just-now", "before") == [
+        (10_100_000, 10_100_001),
+        (10_000, 11_110),  # too long ago for anybody to hold it
+    ]
+
+
+async def test_a_move_at_midnight_divides_no_day(
+    database: Database, spending: Spending, moving: Tenancy, now: Now
+) -> None:
+    now.seconds = NOON - DAY / 2
+    await moving.tenants.update("acme-prod", {"organisation": "other"})
+    await moving.tenants.update("acme-prod", {"label": "moved"})
+    await used(database, "yesterday", ago=DAY / 2 + 1, tokens=1)
+    await used(database, "today", ago=DAY / 2, tokens=10)
+    assert await organisations_spent(spending) == [(0, 1), (10, 10)]
+
+
+async def test_several_moves_in_a_day(
+    database: Database, spending: Spending, moving: Tenancy, now: Now
+) -> None:
+    for number, organisation in enumerate(("other", "acme", "other", "acme")):
+        now.seconds = NOON - 1000 + 100 * number
+        await used(database, f"before-{number}", ago=1001 - 100 * number, tokens=10**number)
+        await moving.tenants.update("acme-prod", {"organisation": organisation})
+    await used(database, "last", ago=5, tokens=10_000)
+    assert await organisations_spent(spending) == [(10_101, 10_101), (1010, 1010)]
+
+
+async def test_what_is_forgotten_of_the_day_of_a_move_counts_for_both(
+    database: Database, spending: Spending, moving: Tenancy, now: Now
+) -> None:
+    now.seconds = NOON - 3 * DAY
+    await used(database, "here", ago=3 * DAY + 5, tokens=1)
+    await moving.tenants.update("acme-prod", {"organisation": "other"})
+    await used(database, "there", ago=3 * DAY - 5, tokens=10)
+    assert await organisations_spent(spending) == [(0, 1), (0, 10)]
+    keeper = Retention(database, usage_days=1, name_days=0, clock=lambda: NOON)
+    assert await keeper.forget_old() == 2
+    assert await organisations_spent(spending) == [(0, 11), (0, 11)]
+
+
+async def test_a_key_that_was_rotated_spent_what_its_predecessors_did(
+    database: Database, spending: Spending, moving: Tenancy
+) -> None:
+    keys = moving.api_keys
+    tier = await moving.tiers.create("t", {"daily_budget_micros": 1, "on_limit": "reject"})
+    row, _ = await keys.create("acme-prod", tier=tier["tier"])
+    first = row["api_key_id"]
+    for tokens in (1, 10, 100):
+        name = row["api_key_id"]
+        key = await keys.find_valid(name)
+        assert key is not None
+        assert [scope.name for scope in key.scopes] == [first]
+        await used(database, f"of-{name}", ago=5, tokens=tokens, key=key)
+        row, _ = await keys.rotate(name, overlap_seconds=60)
+    await used(database, "of-another", ago=5, tokens=1000, key=ApiKey("another", "acme-prod"))
+    scope = LimitScope("key", first)
+    spent = await spending.of(scope, ApiKey(name, "acme-prod"), at=NOON, without=())
+    assert spent.day_spent == 111 * MICROS_PER_TOKEN
 
 
 async def test_requests_that_nobody_knows_are_left_out(

@@ -1,0 +1,78 @@
+"""What a request hears that waits for room; its limiter here says what it is told to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.limits import PRICES, key_with
+
+from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.accounts.limits.counters import Answer, Excess, Usage
+from pagoda_gateway.accounts.limits.reservation import LimitedRequest, Limits, Reservation
+from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
+from pagoda_gateway.errors import RateLimitError
+
+KEY = key_with(key={"concurrent_requests": 1, "is_queueing": True, "tokens_per_minute": 50})
+USED = Usage(1, 0, 1, 0, running=1, day_spent=0, day_held=0, month_spent=0, month_held=0)
+
+
+class Full:
+    """A limiter that has no room."""
+
+    def __init__(self, excess: Excess) -> None:
+        self.excess = excess
+
+    async def take(self, hold: Any) -> Answer:
+        return Answer("refused", excesses=(self.excess,), usages=(USED,))
+
+    async def released(self, organisation: str, timeout_seconds: float) -> None:
+        await asyncio.sleep(timeout_seconds)
+
+    def give_up(self, hold: Any) -> None:
+        pass
+
+
+def reservations(number: int, key: ApiKey = KEY, num_tokens: int = 1) -> Sequence[Reservation]:
+    limiter: Any = Full(Excess(key.scopes[0], "running", used=1, held=0, wait_ms=None))
+    limits = Limits(limiter, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
+    return [
+        limits.reservation(
+            key, LimitedRequest(f"r{n}", "tiny", num_tokens, lambda: 1, "default", 0.0), headers
+        )
+        for n in range(number)
+    ]
+
+
+def headers(given: dict[str, str]) -> None:
+    pass
+
+
+@asynccontextmanager
+async def waiting(reservation: Reservation) -> AsyncIterator[None]:
+    task = asyncio.create_task(reservation.enter())
+    await asyncio.sleep(0.01)
+    yield
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_deadline_in_the_queue_says_what_was_waited_for() -> None:
+    first, second = reservations(2)
+    async with waiting(first), waiting(second):
+        message = str(first.expired())
+        assert "the limit of the API key 'key-1' on concurrent requests: limit 1, used 1" in message
+        assert "give it more time, send fewer requests at once, or ask for a higher" in message
+        assert "behind others" in str(second.expired())
+
+
+async def test_a_key_that_took_anothers_place_is_called_by_its_own_id() -> None:
+    rotated = replace(KEY, api_key_id="key-2")
+    (one,) = reservations(1, rotated)
+    async with waiting(one):
+        assert "the API key 'key-2'" in str(one.expired())
+    (large,) = reservations(1, rotated, num_tokens=100)
+    with pytest.raises(RateLimitError, match="Request too large for the API key 'key-2'"):
+        await large.enter()
