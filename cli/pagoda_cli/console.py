@@ -1,7 +1,5 @@
 """Where tables are printed: on a terminal as wide as it is, into a pipe as wide as they are."""
 
-import os
-
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
@@ -10,11 +8,11 @@ _MAX_COLUMNS = 100_000
 
 
 def widen(console: Console, *tables: RenderableType) -> None:
-    """Give a console the width that tables need, unless a terminal or $COLUMNS says its width.
+    """Give a console the width that tables need, unless it is a terminal's.
 
     Who reads a pipe cannot make it wider, and what is cut is lost to it.
     """
-    if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
+    if console.is_terminal:
         return
     options = console.options.update(max_width=_MAX_COLUMNS)
     widths = [Measurement.get(console, options, table).maximum for table in tables]

@@ -62,9 +62,8 @@ class GrammarCompiler:
         ends = None if eos_token_ids is None else list(eos_token_ids)
         try:
             whole = LLTokenizer(tokenizer_json, eos_token=ends, slices=[])
-            num_bits = max(whole.vocab_size, vocab_size or 0)
-            plain = TokenizerWrapper(_PlainText(whole))
-            self._tokenizer = LLTokenizer(plain, n_vocab=num_bits, eos_token=whole.eos_tokens)
+            plain = TokenizerWrapper(_PlainText(whole, num_bits=vocab_size or 0))
+            self._tokenizer = LLTokenizer(plain, eos_token=whole.eos_tokens)
             plain.tokens = ()  # tens of megabytes, which it has copied
         except Exception as error:  # whatever a Rust library says of a strange file
             raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
@@ -117,27 +116,48 @@ class _PlainText:
     """A tokenizer of what a grammar writes: text that looks like a special token is no such token.
 
     llguidance takes text that is forced as its tokenizer has it, which of "<s>" is often the token
-    that begins a prompt, and then does not match that token with the text. For what is here see
-    `TokenizerWrapper`.
+    that begins a prompt, and then does not match that token with the text; so does text that the
+    tokenizer normalises. For what is here see `TokenizerWrapper`.
     """
 
     bos_token_id = None
 
-    def __init__(self, whole: LLTokenizer) -> None:
+    def __init__(self, whole: LLTokenizer, *, num_bits: int) -> None:
+        """Take what `whole` has, and ids that are no tokens up to `num_bits`."""
         self._whole = whole
         self.eos_token_id = whole.eos_token
-        self.special_token_ids = [i for i in range(whole.vocab_size) if whole.is_special_token(i)]
+        self._num_ids = max(whole.vocab_size, num_bits)
+        self.special_token_ids = [i for i in range(self._num_ids) if self._is_special(i)]
         self._special = frozenset(self.special_token_ids)
 
     @property
     def tokens(self) -> list[bytes]:
-        return [self._whole.decode_bytes([i]) for i in range(self._whole.vocab_size)]
+        return [self._bytes_of(token_id) for token_id in range(self._num_ids)]
 
     def __call__(self, text: bytes) -> list[int]:
         token_ids = self._whole.tokenize_bytes(text)
-        if self._special.isdisjoint(token_ids):
+        is_text = self._special.isdisjoint(token_ids)
+        if is_text and self._whole.decode_bytes(token_ids) == text:
             return token_ids
-        return self._whole.greedy_tokenize(text.decode())  # knows tokens of text alone
+        return self._whole.greedy_tokenize(text.decode())  # knows tokens of text alone, and no norm
+
+    def _is_special(self, token_id: int) -> bool:
+        is_known = token_id < self._whole.vocab_size
+        return (
+            not is_known
+            or self._whole.is_special_token(token_id)
+            or self._bytes_of(token_id) == _no_token(token_id)
+        )
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id < self._whole.vocab_size:
+            return self._whole.decode_bytes([token_id])
+        return _no_token(token_id)
+
+
+def _no_token(token_id: int) -> bytes:
+    """Return what llguidance calls an id that is nothing's, or an empty token's."""
+    return b"<[%d]>" % token_id
 
 
 def check(matcher: LLMatcher) -> None:

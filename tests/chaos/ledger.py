@@ -274,7 +274,8 @@ def read_ledger(url: str) -> tuple[dict[str, Any], dict[str, int]]:
         published = connection.execute(
             "SELECT request_id, sum(tokens)::int AS tokens FROM (SELECT request_id, sequence_index,"
             " max(first_index + published_tokens) AS tokens FROM sequence_usage"
-            " GROUP BY request_id, sequence_index) AS ends GROUP BY request_id"
+            " WHERE role <> 'gateway' GROUP BY request_id, sequence_index) AS ends"
+            " GROUP BY request_id"
         ).fetchall()
     return (
         {row["request_id"]: row for row in rows},

@@ -74,7 +74,7 @@ def judge(
         verdict.count("row of a client that had no answer yet")
         if row["closed_unix_seconds"] is None:
             verdict.problems.append(f"{request_id}, no answer: open")
-        elif row["output_tokens"] > published.get(request_id, 0):
+        elif row["output_tokens"] > MAX_UNSURE:
             verdict.problems.append(f"{request_id}, no answer: {row['output_tokens']} billed")
     return verdict
 

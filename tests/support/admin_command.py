@@ -39,7 +39,6 @@ async def pagoda(running: Running, *arguments: str, key: str = ADMIN_KEY, code: 
         "PAGODA_HOME": "none",
         "OPENAI_BASE_URL": running.url,
         "PAGODA_GATEWAY_ADMIN_KEY": key,
-        "COLUMNS": None,  # of the tests' own terminal, if there is one
     }
     result = await asyncio.to_thread(
         CliRunner().invoke, make_app(arguments), list(arguments), env=environ

@@ -24,13 +24,15 @@ def cut(text: str, borders: Iterable[int]) -> list[str]:
 
 def parts_of(parser: OutputParser, pieces: Iterable[str]) -> list[Part]:
     """Return all parts; neighbours of the same kind are one."""
+    parts = [*itertools.chain.from_iterable(map(parser.push, pieces)), *parser.flush()]
     found: list[Part] = []
-    for part in [*itertools.chain.from_iterable(map(parser.push, pieces)), *parser.flush()]:
-        last = found[-1] if found else None
-        if isinstance(part, CallStart) or type(part) is not type(last):
-            found.append(part)
+    for kind, group in itertools.groupby(parts, type):
+        alike = list(group)
+        if kind is CallStart:
+            found += alike
         else:
-            found[-1] = replace(last, text=last.text + part.text)
+            text = "".join(part.text for part in alike)  # type: ignore[union-attr]
+            found.append(replace(alike[0], text=text))  # type: ignore[call-arg]
     return found
 
 

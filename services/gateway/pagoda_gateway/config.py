@@ -215,8 +215,8 @@ class GatewaySettings(ServiceSettings):
     reconcile_seconds: float = Field(
         30.0,
         gt=0,
-        description="What a gateway left open is closed from workers' records when nothing was "
-        "heard of it for so long (by the applier).",
+        description="What a gateway left open is closed, by what it noted and by workers' "
+        "records, when nothing was heard of it for so long (by the applier).",
     )
     usage_log_bytes: int = Field(
         4 << 30,

@@ -20,6 +20,7 @@ GatewayError
 ├── RateLimitError               429  rate_limit_exceeded
 │   └── QuotaError               429  insufficient_quota
 ├── UnavailableError             503  with Retry-After
+│   └── UndeliveredError         503  the client does not read what it asks for
 ├── DeadlineError                504
 └── InternalError                500
 """
@@ -307,6 +308,10 @@ class UnavailableError(GatewayError):
     code = "unavailable"
 
 
+class UndeliveredError(UnavailableError):
+    """The client takes less than it asks for."""
+
+
 class DeadlineError(GatewayError):
     """The request's deadline passed."""
 
@@ -352,13 +357,15 @@ class Problems:
 
 def joined(errors: Sequence[InvalidRequestError]) -> InvalidRequestError:
     """Return one error that says all of them once; kind, code and param are the first one's."""
-    first, lines = errors[0], list(dict.fromkeys(map(str, errors)))
-    if len(errors) == 1:
+    first = errors[0]
+    several = [single for error in errors for single in error.several or (error,)]
+    if len(several) == 1:
         return first
+    lines = list(dict.fromkeys(map(str, several)))
     more, lines = len(lines) - MAX_PROBLEMS, lines[:MAX_PROBLEMS]
     lines += [f"and {more} more problems"] * (more > 0)
     error = type(first)("; ".join(lines), param=first.param)
-    error.several = tuple(errors)
+    error.several = tuple(several)
     return error
 
 

@@ -25,7 +25,7 @@ from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
 from pagoda_gateway.accounts.tenancy.changes import AccountChanges
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
-from pagoda_gateway.accounts.usage.deliveries import noted_in
+from pagoda_gateway.accounts.usage.deliveries import deliveries_in
 from pagoda_gateway.accounts.usage.forwarder import Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
@@ -312,10 +312,11 @@ async def _open_usage_log(
     try:
         tasks.start(forwarder.run(), name="send usage records")
         tasks.start(forwarder.adopt_forever(), name="adopt outboxes")
-        with noted_in(outbox.folder) as deliveries:
-            yield UsageLog(
-                outbox, timeout_seconds=settings.usage_timeout_seconds, deliveries=deliveries
-            )
+        yield UsageLog(
+            outbox,
+            timeout_seconds=settings.usage_timeout_seconds,
+            deliveries=deliveries_in(outbox.folder),
+        )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SEND_SECONDS):
                 await outbox.is_drained.wait()

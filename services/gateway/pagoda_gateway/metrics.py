@@ -59,7 +59,7 @@ APPLY_SECONDS = Histogram(
 LEDGER_LAG = Gauge("pagoda_ledger_waiting_messages", "Messages that are not in the ledger yet")
 RECONCILED = Counter(
     "pagoda_reconciled_requests",
-    "Requests of dead gateways, closed from workers' records (reconciled) or without any (lost)",
+    "Requests of dead gateways, closed from what is known (reconciled) or without anything (lost)",
     ["outcome"],
 )
 BATCHES = Gauge("pagoda_num_batches_running", "Batches that this replica works on")

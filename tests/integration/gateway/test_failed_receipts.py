@@ -9,6 +9,7 @@ from support.scripted_worker import ScriptedWorker
 
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
+from pagoda_gateway.openai.choices import ChatSerializer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -117,3 +118,29 @@ async def test_who_leaves_pays_the_prompt_that_a_worker_had(start: Start, bus: A
         num_prompt_tokens = len(worker.requests[0].prompt_token_ids)
         assert (receipt["outcome"], receipt["prompt_tokens"]) == ("disconnected", num_prompt_tokens)
         assert receipt["cost"]["micros"] == num_prompt_tokens
+
+
+async def test_an_answer_that_is_too_long_to_be_whole_costs_its_prompt(
+    start: Start, bus: Any
+) -> None:
+    worker = ScriptedWorker(bus)
+    async with start(worker, admin_key=ADMIN_KEY, max_whole_tokens=20) as running:
+        await set_price(running)
+        answer = await running.chat(max_tokens=60)
+        assert answer.status_code == 503
+        num_prompt_tokens = len(worker.requests[0].prompt_token_ids)
+        assert (await costs(running, answer))[:3] == ("failed", num_prompt_tokens, 0)
+
+
+async def test_a_defect_of_ours_costs_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(ChatSerializer, "_whole_choice", broken)
+    async with start(admin_key=ADMIN_KEY) as running:
+        await set_price(running)
+        answer = await running.chat()
+        assert answer.status_code == 500
+        assert (await costs(running, answer))[:3] == ("failed", 0, 0)

@@ -1,6 +1,7 @@
 """A gateway dies in the middle of streams: the applier closes them, `/admin` can ask it to."""
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_gateway.accounts.money.receipts import find_row
 from pagoda_gateway.accounts.usage import reconcile
+from pagoda_gateway.accounts.usage.deliveries import left_in
+from pagoda_gateway.accounts.usage.forwarder import Forwarder
+from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_runtime import status
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
@@ -32,9 +36,15 @@ ADMIN_KEY = "admin-key-0123456789"
 
 
 @pytest.mark.slow
-async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
-    nats_common: CommonSettings, model_folder: Path, bus: Bus, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_adopted", [False, True])
+async def test_what_a_killed_gateway_had_open_is_billed(
+    nats_common: CommonSettings,
+    model_folder: Path,
+    bus: Bus,
+    monkeypatch: pytest.MonkeyPatch,
+    is_adopted: bool,
 ) -> None:
+    """By what it noted, or, where its disk is lost, by workers' records."""
     worker = ScriptedWorker(bus, gate_index=5)
     port = free_port()
     environ = gateway_environment(nats_common, model_folder, port)
@@ -78,7 +88,7 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             request_id=request.request_id,
             worker_id=worker.worker_id,
             role=Role.ROLE_DECODE,
-            num_published_tokens=5,
+            num_published_tokens=9,  # four of them after the kill
             num_computed_prompt_tokens=len(request.prompt_token_ids),
             compute_ns=1000,
             ended_unix_seconds=time.time(),
@@ -90,6 +100,11 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             message_id="epoch-1",
             timeout_seconds=5,
         )
+        ((_, _, num_noted),) = left_in(dead := only_folder(nats_common.home / "outbox"))
+        if is_adopted:
+            await adopt(bus, dead)
+        else:
+            shutil.rmtree(dead)
         for module, name in (
             (reconcile, "MIN_GONE_SECONDS"), (status, "SLOW_EXPIRY_SECONDS"),
             (status, "EXPIRY_SECONDS"),
@@ -103,7 +118,25 @@ async def test_what_a_killed_gateway_had_open_is_billed_from_workers_records(
             "reconciled",
             len(request.prompt_token_ids),
         )
-        assert (await applier.ledger.totals("default"))[1] == 5
+        assert 1 <= num_noted <= 5
+        assert closed["output_tokens"] == (num_noted if is_adopted else 9)
+
+
+def only_folder(root: Path) -> Path:
+    (folder,) = root.iterdir()
+    return folder
+
+
+async def adopt(bus: Bus, folder: Path) -> None:
+    """Have another gateway send what a dead one left in its outbox."""
+    outbox = await Outbox.open(folder.parent, "alive", max_bytes=1 << 20, on_state=lambda *_: None)
+    forwarder = Forwarder(bus, outbox, folder.parent, stream_bytes=1 << 20, timeout_seconds=5)
+    adopting = asyncio.create_task(forwarder.adopt_forever())
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(folder.exists):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    adopting.cancel()
+    await outbox.close()
 
 
 async def test_the_administration_asks_an_applier(start: Start) -> None:

@@ -16,7 +16,7 @@ from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.usage import applier, forwarder
 from pagoda_gateway.accounts.usage.applier import Applier
-from pagoda_gateway.accounts.usage.deliveries import noted_in
+from pagoda_gateway.accounts.usage.deliveries import deliveries_in
 from pagoda_gateway.accounts.usage.forwarder import (
     RECORDS_TOGETHER,
     Forwarder,
@@ -269,13 +269,15 @@ async def test_what_a_dead_gateway_left_is_adopted_once(tmp_path: Path, own_nats
             for number in range(50):
                 await log.open(opened(str(number)))
                 await log.close(closed(str(number)))
-            with noted_in(outbox.folder) as deliveries:
-                assert deliveries is not None
-                for index in range(RECORDS_TOGETHER + 1):
-                    delivery = deliveries.begin("had", index)
-                    assert delivery is not None
-                    delivery.note(index)
+            deliveries = deliveries_in(outbox.folder)
+            assert deliveries is not None
+            for index in range(RECORDS_TOGETHER + 1):
+                slot = deliveries.begin("had", index)
+                assert slot is not None
+                slot.note(index)
         assert (root / "dead").exists()  # not sent: kept
+        (root / "a-bad-one").mkdir()
+        (root / "a-bad-one" / "lock").mkdir()
         async with sending(bus, root, "one"), sending(bus, root, "two"), asyncio.timeout(60):
             while (await running.ledger.totals("t")) != (250, 350):
                 await running.ledger.wait_applied(0.2)
@@ -284,7 +286,7 @@ async def test_what_a_dead_gateway_left_is_adopted_once(tmp_path: Path, own_nats
             wanted = [("gateway", index, index) for index in range(RECORDS_TOGETHER + 1)]
             while await had(running) != wanted:
                 await running.ledger.wait_applied(0.2)
-        assert not list(root.iterdir())
+        assert [folder.name for folder in root.iterdir()] == ["a-bad-one"]
 
 
 async def test_requests_flow_while_jetstream_is_not_there_at_all(

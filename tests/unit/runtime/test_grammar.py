@@ -98,6 +98,32 @@ def test_text_that_looks_like_a_special_token_is_text(mark: str) -> None:
         assert tokenizer.decode(found, skip_special_tokens=True) == wanted
 
 
+def mask_of(compiler: GrammarCompiler, text: str) -> list[int]:
+    mask = np.frombuffer(compiler.compile(text).matcher().compute_bitmask(), np.uint8)
+    return [int(i) for i in np.flatnonzero(np.unpackbits(mask, bitorder="little"))]
+
+
+def test_ids_that_are_no_tokens_are_in_the_mask_and_never_allowed() -> None:
+    described = json.loads(tokenizer_json())
+    num_tokens = max(described["model"]["vocab"].values()) + 1
+    kinds = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    last = {"id": num_tokens + 9, "content": "<last>", "special": True, **kinds}
+    described["added_tokens"].append(last)  # nine ids before it are nothing's
+    any_text = lark("start: /(?s:.*)/")
+    compiler = GrammarCompiler(json.dumps(described), vocab_size=2560, eos_token_ids=[1])
+    assert len(compiler.compile(any_text).matcher().compute_bitmask()) >= 2560 // 8
+    bare = GrammarCompiler(tokenizer_json(), eos_token_ids=[1])
+    assert mask_of(compiler, any_text) == mask_of(bare, any_text)
+
+
+def test_text_that_the_tokenizer_normalises_is_written_as_it_is() -> None:
+    described = json.loads(tokenizer_json()) | {"normalizer": {"type": "NFC"}}
+    compiler = GrammarCompiler(json.dumps(described), eos_token_ids=[1])
+    text = "a \u212b and e\u0301"
+    tokenizer = Tokenizer.from_str(tokenizer_json())
+    assert tokenizer.decode(followed(compiler, lark(f"start: {json.dumps(text)}"))) == text
+
+
 def test_a_special_token_that_a_grammar_names_is_one(compiler: GrammarCompiler) -> None:
     assert followed(compiler, lark('start: <|user|> <[5]> "!"')) == [3, 5, 6]
 

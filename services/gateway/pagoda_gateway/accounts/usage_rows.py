@@ -7,7 +7,7 @@ from pagoda_gateway.accounts.prefixes.rows import prefix_values
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
 FINISHED = "finished"
-RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from workers' records, or none
+RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from what is known, or nothing
 
 
 def open_values(record: UsageOpen) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Calls:
 
 def json_text(value: object) -> str:
     """Return a text as rules name exactly this text, or a schema as their `%json` takes it."""
-    return orjson.dumps(value).decode()
+    return orjson.dumps(value).decode().replace("\x7f", r"\u007f")  # Lark reads no raw one
 
 
 def check_names(tools: Sequence[Tool], end: re.Pattern[str], signs: str) -> None:

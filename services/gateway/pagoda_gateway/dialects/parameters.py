@@ -206,24 +206,35 @@ def _is_of(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES.get(kind, ()))  # type: ignore[arg-type]
 
 
-def _types(value: Any, schema: Mapping[str, Any], depth: int = 0) -> set[str]:
+def _types(value: Any, schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that a value may have, as far as its schema says so plainly."""
-    if not isinstance(value, dict) or depth > 8:
-        return set()
-    reference = value.get("$ref")
-    if isinstance(reference, str):
-        _, _, name = reference.rpartition("/")
-        for place in ("$defs", "definitions"):
-            if reference == f"#/{place}/{name}":
-                return _types(schema.get(place, {}).get(name), schema, depth + 1)
     found: set[str] = set()
-    kind = value.get("type")
-    if kind is not None:
-        found |= {k for k in (kind if isinstance(kind, list) else [kind]) if isinstance(k, str)}
-    for name in ("anyOf", "oneOf", "allOf"):
-        for part in value.get(name) or ():
-            found |= _types(part, schema, depth + 1)
-    constants = [*(value.get("enum") or ()), *([value["const"]] if "const" in value else ())]
-    if not found:
-        found |= {kind for c in constants for kind in _TYPES if _is_of(c, kind)}
+    seen: set[int] = set()
+    waiting = [value]  # of a tool that is not strict nobody has checked the schema
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        waiting.append(_definition(part.get("$ref"), schema))
+        for name in ("anyOf", "oneOf", "allOf"):
+            waiting += _listed(part.get(name))
+        kind = part.get("type")
+        found |= {one for one in (*_listed(kind), kind) if isinstance(one, str)}
+        if kind is None:
+            constants = [*_listed(part.get("enum")), *([part["const"]] if "const" in part else ())]
+            found |= {one for value in constants for one in _TYPES if _is_of(value, one)}
     return found
+
+
+def _definition(reference: Any, schema: Mapping[str, Any]) -> Any:
+    """Return what a reference names in a schema; None: nothing."""
+    if not isinstance(reference, str):
+        return None
+    place, _, name = reference.removeprefix("#/").partition("/")
+    definitions = schema.get(place) if place in ("$defs", "definitions") else None
+    return definitions.get(name) if isinstance(definitions, dict) else None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

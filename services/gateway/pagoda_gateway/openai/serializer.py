@@ -48,6 +48,5 @@ class Serializer(ABC):
 
 
 def whole_output(sequence: OutputSequence) -> Delta:
-    """Return all of a sequence that is over; the answer delivers it."""
-    sequence.note_delivered(len(sequence.token_ids))
+    """Return all of a sequence that is over."""
     return sequence.read() or Delta(finish_reason=sequence.finish_reason)

@@ -19,7 +19,12 @@ from opentelemetry.trace import Span
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.route_pb2 import RouteResponse
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
-from pagoda_gateway.errors import DeadlineError, GatewayError, InternalError, UnavailableError
+from pagoda_gateway.errors import (
+    DeadlineError,
+    GatewayError,
+    InternalError,
+    UndeliveredError,
+)
 from pagoda_gateway.sequences import usage
 from pagoda_gateway.sequences.frames import FrameReceiver
 from pagoda_gateway.sequences.output_sequence import OutputSequence
@@ -171,7 +176,7 @@ class Generation:
             return
         if sum(s.num_unread for s in self.sequences) > limit:
             self.fail(
-                UnavailableError(
+                UndeliveredError(
                     f"more than {limit} tokens wait for this client: read faster, ask for fewer "
                     "tokens, or for a stream if it is none"
                 ),
@@ -253,24 +258,23 @@ class Generation:
             self._request,
             self.sequences,
             outcome=outcome,
-            is_prompt_due=self._is_prompt_due,
+            is_prompt_due=self._is_prompt_due(outcome),
             ttft_seconds=self.ttft_seconds,
             route_ms=self._route_ms,
             now=self._clock(),
         )
 
-    @property
-    def _is_prompt_due(self) -> bool:
-        """Whether the prompt is used up: not by what failed here before the client had any of it.
+    def _is_prompt_due(self, outcome: str) -> bool:
+        """Return whether the prompt is used up.
 
-        Who leaves, or sets a deadline that passes, has had it computed, if a worker was asked.
+        Not by what failed here before the client had any of it. Who leaves, does not read, or sets
+        a deadline that passes has had it computed, if a worker was asked.
         """
         if any(sequence.num_delivered for sequence in self.sequences):
             return True
-        is_clients = self.is_disconnected or isinstance(self.failure, DeadlineError)
-        if is_clients:
+        if self.is_disconnected or isinstance(self.failure, DeadlineError | UndeliveredError):
             return bool(self._request.worker_ids)
-        return self.failure is None
+        return outcome == "finished"
 
     @property
     def ttft_seconds(self) -> float | None:
@@ -356,7 +360,9 @@ class Generation:
         )
         self._stored = self._open_log.open(self.opened)
         for sequence in self.sequences:
-            sequence.delivery = self._open_log.delivery(self.opened.request_id, sequence.index)
+            # What was kept costs nothing, and of what has no output there is nothing to note.
+            if self.kept_outputs is None and sequence.sampling.max_tokens:
+                sequence.delivery = self._open_log.delivery(self.opened.request_id, sequence.index)
         self._stored.add_done_callback(self._note_opened)
 
     def _note_opened(self, opened: asyncio.Future[None]) -> None:

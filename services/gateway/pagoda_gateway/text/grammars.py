@@ -116,7 +116,8 @@ def regex_rules(pattern: str) -> Rules:
 
 def choice_rules(choices: list[str]) -> Rules:
     """Return rules for one of these texts."""
-    return lark_rules("start: " + " | ".join(orjson.dumps(text).decode() for text in choices))
+    texts = (orjson.dumps(text).decode().replace("\x7f", r"\u007f") for text in choices)
+    return lark_rules("start: " + " | ".join(texts))
 
 
 async def grammar_rules(text: str) -> Rules:

@@ -269,8 +269,7 @@ def test_bar(start: float, end: float, drawn: str) -> None:
     assert bar(start, end, cells=4) == drawn
 
 
-def test_nothing_is_cut_in_a_pipe(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_nothing_is_cut_in_a_pipe(home: Path) -> None:
     app = typer.Typer()
     app.command()(trace)
     output = CliRunner().invoke(app, ["01REQ", "--explain", "--home", str(home)]).stdout

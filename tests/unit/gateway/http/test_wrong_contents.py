@@ -167,6 +167,35 @@ def test_items_of_input() -> None:
     names(ResponsesBody, [*wanted, "input[8]"], input=[*ITEMS, "x"])
 
 
+def test_all_parts_of_an_item_beside_other_items() -> None:
+    parts = [{"type": "input_image"}, {"type": "input_text"}, {"type": "input_image"}]
+    items = [
+        {"role": "user", "content": parts},
+        {"type": "function_call_output", "call_id": "c", "output": parts},
+        "x",
+    ]
+    names(
+        ResponsesBody,
+        [
+            "input[0].content[0]",
+            "input[0].content[1].text",
+            "input[0].content[2]",
+            "input[1].output[0]",
+            "input[1].output[1].text",
+            "input[1].output[2]",
+            "input[2]",
+        ],
+        input=items,
+    )
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [VIDEO, TEXT, VIDEO]}
+    names(
+        MessagesBody,
+        [f"messages[0].content[{i}].content[{j}]" for i in (0, 1) for j in (0, 2)],
+        max_tokens=1,
+        messages=[{"role": "user", "content": [result, result]}],
+    )
+
+
 @pytest.mark.parametrize("schema", [ConversationBody, NewItemsBody])
 def test_items_of_a_conversation(schema: type[BaseModel]) -> None:
     names(schema, [f"items{place}" for place in WRONG], items=ITEMS)

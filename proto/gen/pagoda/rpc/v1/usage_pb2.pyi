@@ -256,7 +256,7 @@ class SequenceUsage(_message.Message):
     ENDED_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     record_id: _builtins.str
-    """of no other attempt on any worker: <epoch>-<number>"""
+    """of no other attempt on any worker: <epoch>-<number>; a gateway's: <gateway>-<sequence index>"""
     request_id: _builtins.str
     sequence_index: _builtins.int
     attempt: _builtins.int
@@ -391,7 +391,7 @@ class ReconcileResponse(_message.Message):
     NUM_LOST_FIELD_NUMBER: _builtins.int
     NUM_OPEN_FIELD_NUMBER: _builtins.int
     num_reconciled: _builtins.int
-    """closed from workers' records"""
+    """closed from what gateways noted and workers say"""
     num_lost: _builtins.int
     """closed with nothing: no worker knew them"""
     num_open: _builtins.int

@@ -111,16 +111,19 @@ class Tenants:
 
     def _note_move(self, connection: sa.Connection, row: sa.RowMapping) -> None:
         """Remember which organisation a tenant leaves: what it used so far stays that one's."""
-        now = self._clock()
+        last = connection.scalar(
+            sa.select(sa.func.max(TENANT_MOVES.c.moved_unix_seconds)).where(
+                TENANT_MOVES.c.tenant == row["tenant"]
+            )
+        )
+        now = max(self._clock(), (last or 0.0) + 0.001)  # replicas' clocks differ
         values = {
             "tenant": row["tenant"],
             "moved_unix_seconds": now,
             "day": int(now // DAY_SECONDS),
             "organisation": row["organisation"],
         }
-        # Of several moves in one moment the first counts: in between nothing was used.
-        statement = self._database.insert(TENANT_MOVES).values(values).on_conflict_do_nothing()
-        connection.execute(statement)
+        connection.execute(sa.insert(TENANT_MOVES).values(values))
 
     def _check(self, connection: sa.Connection, values: dict[str, Any]) -> None:
         if (name := values.get("organisation")) is not None:

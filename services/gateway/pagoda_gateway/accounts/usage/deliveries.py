@@ -1,8 +1,8 @@
 """How many tokens of each running sequence its client has, where that outlives the process.
 
 A file mapped into memory: to write there is as quick as memory, and the kernel keeps it when the
-process is killed. Not when the machine loses power: then workers' records tell, as where there is
-no file.
+process is killed. When the machine loses power it is of an earlier moment, so its name says of
+which boot it is, and a later one does not read it: then workers' records tell, as without a file.
 """
 
 import contextlib
@@ -14,19 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pagoda_runtime.identity import host_id
+
 logger = logging.getLogger(__name__)
 
-_FILE = "delivered"
-_SLOT = struct.Struct("<58sHI")  # request id, sequence index, tokens; all zeros: free
+_LAYOUT = 1  # of the slots; another one is another file
+_SLOT = struct.Struct("<58sHI")  # request id, sequence index, tokens; begins with zero: free
 _TOKENS = struct.Struct("<I")
 _TOKENS_AT = _SLOT.size - _TOKENS.size
-_FREE = bytes(_SLOT.size)
 _FIRST_SLOTS = 1024
 _MAX_INDEX = 2**16 - 1
+_MAX_TOKENS = 2**31 - 1
 
 
-class Delivery:
-    """One sequence's slot, until `end`."""
+class Slot:
+    """One sequence's place in the file, until `end`."""
 
     __slots__ = ("_deliveries", "_offset")
 
@@ -52,18 +54,16 @@ class Deliveries:
         Raises:
             OSError: it cannot be made, or there is no room for it.
         """
-        size = _FIRST_SLOTS * _SLOT.size
+        self._path = _path(folder)
         self._free: list[int] = []
-        self._file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(self._file, 0, size)  # to write where no room is would kill us
-            self.slots = mmap.mmap(self._file, size)
-        except OSError:
-            os.close(self._file)
-            raise
+        self._has_room = True  # on the disk, for more slots
+        size = _FIRST_SLOTS * _SLOT.size
+        with self._path.open("x+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # to write where no room is would kill us
+            self.slots = mmap.mmap(file.fileno(), size)
         self._add(0, size)
 
-    def begin(self, request_id: str, sequence_index: int) -> Delivery | None:
+    def begin(self, request_id: str, sequence_index: int) -> Slot | None:
         """Take a slot for a sequence whose client has nothing; None: there is none."""
         name = request_id.encode()
         if len(name) > _TOKENS_AT - 2 or sequence_index > _MAX_INDEX:
@@ -72,49 +72,47 @@ class Deliveries:
             return None
         offset = self._free.pop()
         _SLOT.pack_into(self.slots, offset, name, sequence_index, 0)
-        return Delivery(self, offset)
+        return Slot(self, offset)
 
     def free(self, offset: int) -> None:
-        """See `Delivery.end`."""
-        self.slots[offset : offset + _SLOT.size] = _FREE
+        """See `Slot.end`."""
+        self.slots[offset] = 0
         self._free.append(offset)
 
-    def close(self) -> None:
-        """Let go of the file, which stays."""
-        self.slots.close()
-        os.close(self._file)
-
     def _grow(self) -> bool:
+        if not self._has_room:
+            return False
         size = len(self.slots)
         try:
-            os.posix_fallocate(self._file, 0, 2 * size)
+            with self._path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, 2 * size)
             self.slots.resize(2 * size)
         except OSError as error:
-            logger.warning("what further clients got is not noted: %s", error)
+            self._has_room = False
+            logger.warning("what clients got is noted for %d at a time: %s", self.num_slots, error)
             return False
         self._add(size, 2 * size)
         return True
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that there is room for."""
+        return len(self.slots) // _SLOT.size
 
     def _add(self, start: int, end: int) -> None:
         self._free += range(end - _SLOT.size, start - 1, -_SLOT.size)  # the first is taken first
 
 
-@contextlib.contextmanager
-def noted_in(folder: Path) -> Iterator[Deliveries | None]:
-    """Yield where deliveries are noted; None, and a word in the log, if they cannot be."""
+def deliveries_in(folder: Path) -> Deliveries | None:
+    """Return where deliveries are noted; None, and a word in the log, if they cannot be."""
     try:
-        deliveries = Deliveries(folder)
+        return Deliveries(folder)
     except OSError as error:
         logger.warning("what clients got is not noted in %s: %s", folder, error)
-        yield None
-        return
-    try:
-        yield deliveries
-    finally:
-        deliveries.close()
+        return None
 
 
-class Delivered(NamedTuple):
+class NotedTokens(NamedTuple):
     """What the client of a sequence had when its gateway died."""
 
     request_id: str
@@ -122,13 +120,27 @@ class Delivered(NamedTuple):
     num_tokens: int
 
 
-def left_in(folder: Path) -> Iterator[Delivered]:
-    """Yield what a dead process noted of sequences that were running; nothing without a file."""
-    try:
-        data = (folder / _FILE).read_bytes()
-    except FileNotFoundError:
-        return
-    whole = len(data) - len(data) % _SLOT.size
-    for name, index, num_tokens in _SLOT.iter_unpack(data[:whole]):
-        if name := name.rstrip(b"\0"):
-            yield Delivered(name.decode(errors="replace"), index, num_tokens)
+def left_in(folder: Path) -> Iterator[NotedTokens]:
+    """Yield what a dead process noted of sequences that were running, in this boot.
+
+    Raises:
+        OSError: the file is there, and cannot be read.
+    """
+    data = b""
+    with contextlib.suppress(FileNotFoundError):
+        data = _path(folder).read_bytes()
+    num_bad = 0
+    for name, index, num_tokens in _SLOT.iter_unpack(data[: len(data) // _SLOT.size * _SLOT.size]):
+        if not name[0]:
+            continue
+        request_id = name.rstrip(b"\0").decode("ascii", errors="replace")
+        if request_id.isascii() and request_id.isprintable() and num_tokens <= _MAX_TOKENS:
+            yield NotedTokens(request_id, index, num_tokens)
+        else:  # it would keep all records from the ledger
+            num_bad += 1
+    if num_bad:
+        logger.error("%d slots of %s are damaged", num_bad, _path(folder))
+
+
+def _path(folder: Path) -> Path:
+    return folder / f"delivered-{_LAYOUT}-{host_id()}"

@@ -18,7 +18,7 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageRecord
 from pagoda_gateway import metrics
-from pagoda_gateway.accounts.usage.deliveries import Delivered, left_in
+from pagoda_gateway.accounts.usage.deliveries import NotedTokens, left_in
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.segments import (
@@ -104,14 +104,21 @@ class Forwarder:
     async def adopt_forever(self) -> None:
         """Send what dead processes left, now and every few seconds."""
         while True:
-            try:
-                for folder in await asyncio.to_thread(folders_of, self._root):
+            for folder in await asyncio.to_thread(self._folders):
+                try:
                     lock = await asyncio.to_thread(FolderLock.take, folder)
                     if lock is not None:
                         await self._adopt(lock)
-            except OSError as error:
-                logger.error("outboxes of dead gateways cannot be read: %s", error)
+                except OSError as error:
+                    logger.error("the outbox %s of a dead gateway: %s", folder.name, error)
             await asyncio.sleep(retry_delay(ADOPT_SECONDS))
+
+    def _folders(self) -> list[Path]:
+        try:
+            return folders_of(self._root)
+        except OSError as error:
+            logger.error("outboxes of dead gateways cannot be listed: %s", error)
+            return []
 
     async def _send_own(self) -> None:
         """Send what there is, then what comes, a moment after the first of it.
@@ -143,7 +150,7 @@ class Forwarder:
             left = await asyncio.to_thread(lambda: list(left_in(folder)))
             for start in range(0, len(left), RECORDS_TOGETHER):
                 now, some = self._unix_clock(), left[start : start + RECORDS_TOGETHER]
-                records = [_of_sequence(folder.name, delivered, now) for delivered in some]
+                records = [_of_sequence(folder.name, noted, now) for noted in some]
                 await self._send_records(records, f"{folder.name}-delivered-{start}")
             is_sent = True
         finally:  # of a cancelled one another process sends the rest
@@ -186,16 +193,16 @@ class Forwarder:
         )
 
 
-def _of_sequence(gateway_id: str, delivered: Delivered, now: float) -> UsageRecord:
+def _of_sequence(gateway_id: str, noted: NotedTokens, now: float) -> UsageRecord:
     """Return a dead gateway's word of a sequence, as workers give theirs."""
     return UsageRecord(
         sequence=SequenceUsage(
-            record_id=f"{gateway_id}-{delivered.sequence_index}",
-            request_id=delivered.request_id,
-            sequence_index=delivered.sequence_index,
+            record_id=f"{gateway_id}-{noted.sequence_index}",
+            request_id=noted.request_id,
+            sequence_index=noted.sequence_index,
             worker_id=gateway_id,
             role=Role.ROLE_GATEWAY,
-            num_published_tokens=delivered.num_tokens,
+            num_published_tokens=noted.num_tokens,
             ended_unix_seconds=now,
         )
     )

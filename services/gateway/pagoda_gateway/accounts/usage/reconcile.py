@@ -80,8 +80,8 @@ class Reconciler:
         await self._ledger.seal_left()
         if result.num_reconciled or result.num_lost:
             logger.warning(
-                "closed what dead gateways left open: %d requests from workers' records, "
-                "%d that no worker knew",
+                "closed what dead gateways left open: %d requests from what is known, "
+                "%d of which nobody knows anything",
                 result.num_reconciled, result.num_lost,
             )  # fmt: skip
         return result

@@ -1,4 +1,4 @@
-"""What workers say that sequences used, in the database: the latest record of each attempt.
+"""What workers say that sequences used, and gateways that were killed: each one's latest record.
 
 While an attempt runs its worker says each second how far it is; what it says at its end is final.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
@@ -21,7 +22,7 @@ _CHANGING = (
 
 
 class SequenceUsages:
-    """Records of workers."""
+    """Records of sequences."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -63,7 +64,9 @@ class SequenceUsages:
         table = SEQUENCE_USAGE.c
         nanoseconds = await self._database.scalar(
             sa.select(sa.func.sum(table.compute_ns)).where(
-                table.request_id == request_id, table.ended_unix_seconds > 0
+                table.request_id == request_id,
+                table.ended_unix_seconds > 0,
+                table.role != ROLE_NAMES[Role.ROLE_GATEWAY],
             )
         )
         return None if nanoseconds is None else int(nanoseconds) / 1e9

@@ -1,4 +1,4 @@
-"""The table of what workers published and computed.
+"""The table of what workers published and computed, and of what killed gateways noted.
 
 A change here needs a revision in `accounts/migrations/versions/`; a test compares them.
 """

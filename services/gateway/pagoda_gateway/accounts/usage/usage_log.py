@@ -10,7 +10,7 @@ import time
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway import metrics
-from pagoda_gateway.accounts.usage.deliveries import Deliveries, Delivery
+from pagoda_gateway.accounts.usage.deliveries import Deliveries, Slot
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
 from pagoda_gateway.errors import UnavailableError
 
@@ -69,7 +69,7 @@ class UsageLog:
         stored.add_done_callback(on_stored)
         return opened
 
-    def delivery(self, request_id: str, sequence_index: int) -> Delivery | None:
+    def delivery(self, request_id: str, sequence_index: int) -> Slot | None:
         """Return where to note what a sequence's client has; None: nowhere."""
         if self._deliveries is None:
             return None
@@ -78,8 +78,8 @@ class UsageLog:
     async def close(self, record: UsageClose) -> None:
         """Store a close record; return when it is stored, or when that takes too long.
 
-        Then it waits in this process for the disk. If the process dies before, workers' records
-        close the request.
+        Then it waits in this process for the disk. If the process dies before, what is noted and
+        workers' records close the request.
         """
         stored = self._outbox.append(UsageRecord(close=record).SerializeToString(), is_kept=True)
         await asyncio.wait((stored,), timeout=CLOSE_SECONDS)

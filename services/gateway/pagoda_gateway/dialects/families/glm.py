@@ -65,8 +65,8 @@ class Glm:
             before_value=f"{mark(KEY_CLOSE, token_ids)} {line} {mark(VALUE, token_ids)}",
             after_json=f"{close} {line}",
             text=f"call_words {line}",
-            key_end=re.compile("<"),
-            signs="'<'",
+            key_end=re.compile(r"<|^\Z"),
+            signs="'<', and it has some sign",
         )
         names = " | ".join(f"call_{i}" for i in range(len(calls.tools)))
         more = f" ({line} call_block)*" if calls.parallel else ""
@@ -120,7 +120,7 @@ class _Parser(ParameterParser):
             if (yield from self._source.mark(CLOSE)):
                 self._arguments("{}" if before == "{" else "}")
                 return True
-            key = yield from self._key()
+            key = yield from self._key(schema)
             if not key:
                 cut = self._source.ends_within(KEY, CLOSE)
                 if not cut and (yield from self._source.peek()):  # no more of a call
@@ -131,7 +131,7 @@ class _Parser(ParameterParser):
             if not (yield from self._value(key, schema, self._until_close)):
                 return False
 
-    def _key(self) -> Reading[str]:
+    def _key(self, schema: Mapping[str, Any]) -> Reading[str]:
         """Read a key, up to its value; "": there is none."""
         pieces: list[str] = []
         if not (yield from self._source.mark(KEY)):
@@ -140,7 +140,9 @@ class _Parser(ParameterParser):
             return ""
         yield from self._source.whitespace()
         has_value = yield from self._source.mark(VALUE)
-        return "".join(pieces).strip() if has_value else ""
+        key, properties = "".join(pieces), schema.get("properties")
+        is_known = isinstance(properties, dict) and key in properties
+        return "" if not has_value else key if is_known else key.strip()
 
     def _until_close(self, sink: Sink) -> Reading[str]:
         return (yield from self._source.until_any((_VALUE_CLOSE,), sink))

@@ -145,11 +145,11 @@ class _Parser(ParameterParser):
 
     def _parameters(self, schema: Mapping[str, Any]) -> Reading[bool]:
         """Read all parameters and the function's end; False: the text has ended, or goes on."""
-        keys: list[str] = []
+        keys: dict[str, None] = {}  # that are written
         following = yield from self._next_key()
         while following and following != _FUNCTION_END:
             self._arguments(f"{', ' if keys else '{'}{json_text(following)}: ")
-            keys.append(following)
+            keys[following] = None
             yield from self._source.mark("\n")
 
             def read(sink: Sink) -> Reading[str]:
@@ -174,7 +174,9 @@ class _Parser(ParameterParser):
         self._source.ends_within(_FUNCTION_END, PARAMETER)
         return ""
 
-    def _value_end(self, sink: Sink, schema: Mapping[str, Any], keys: list[str]) -> Reading[str]:
+    def _value_end(
+        self, sink: Sink, schema: Mapping[str, Any], keys: dict[str, None]
+    ) -> Reading[str]:
         """Read a value with its end: its tag, or, where that is missing, what else is its end.
 
         Returns:

@@ -109,6 +109,7 @@ class GenerationResponse(Response):
                     await (writer.stream() if self._is_stream else writer.whole())
             except TimeoutError:
                 logger.warning("request %s: the client does not read", self._caller.request_id)
+                generation.is_disconnected = True  # as good as gone
             finally:
                 if watcher is not None:
                     watcher.cancel()

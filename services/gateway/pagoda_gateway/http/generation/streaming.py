@@ -82,6 +82,7 @@ class GenerationWriter:
             return
         headers = _receipt_header(self._receipt) if self._receipt else []
         await wire.send_json_parts(self._send, self._serializer.parts(), headers)
+        _note_delivered([(s, len(s.token_ids)) for s in generation.sequences])
         self.is_complete = not generation.is_disconnected
 
     async def stream(self) -> None:

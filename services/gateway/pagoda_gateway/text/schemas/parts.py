@@ -140,7 +140,8 @@ def target_of(root: dict[str, Any], part: dict[str, Any]) -> Any | None:
     for key in unquote(pointer[1:]).split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
         if isinstance(target, list):
-            target = target[int(key)] if key.isdecimal() and int(key) < len(target) else None
+            is_index = key.isdecimal() and len(key) < 10 and int(key) < len(target)
+            target = target[int(key)] if is_index else None
         else:
             target = target.get(key) if isinstance(target, dict) else None
     return target

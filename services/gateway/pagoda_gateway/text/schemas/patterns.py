@@ -11,7 +11,7 @@ all control characters, whether it has them or not, so that `[^"]` would let \" 
 import re
 from dataclasses import dataclass
 
-UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")  # only as \uXXXX, which grammars exclude
+UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # only as \uXXXX, which grammars exclude
 _WRITABLE = r"of control characters only \b \f \n \r \t can"
 _SETS = {
     "d": "[0-9]", "D": r"[^\x000-9]",
@@ -83,6 +83,8 @@ def rust_pattern(pattern: str) -> str:
             num_open += 1
         elif token[0] == "\\":
             part = _escaped(token)
+        elif UNWRITABLE.match(token):
+            raise PatternError(f"{token!r} cannot be; {_WRITABLE}")
         else:
             part = _NO_LINE_END if token == "." else token
             num_open -= token == ")"
@@ -164,7 +166,7 @@ def _class(pattern: str, position: int) -> tuple[str, int]:
 
 
 def _ranges(items: list[_Item]) -> list[tuple[str, int | None, int | None]]:
-    """Return (text, first, last) of each range; None: it is a set."""
+    """Return (text, first, last) of each range; None: it is a set. Without U+0000."""
     ranges: list[tuple[str, int | None, int | None]] = []
     index = 0
     while index < len(items):
@@ -175,19 +177,21 @@ def _ranges(items: list[_Item]) -> list[tuple[str, int | None, int | None]]:
                 raise PatternError("a range in [] begins or ends with a set; escape its -")
             if item.code > last.code:
                 raise PatternError("a range in [] ends before it begins")
-            first = item if item.code or not last.code else _Item("\\x01", 1)
-            ranges.append((f"{first.text}-{last.text}", first.code, last.code))
             index += 3
+            if last.code:
+                first = item if item.code else _Item("\\x01", 1)
+                ranges.append((f"{first.text}-{last.text}", first.code, last.code))
             continue
         is_last = index == len(items) - 1
         text = "\\-" if item.text == "-" and not is_last else item.text
-        ranges.append((text, item.code, item.code))
         index += 1
+        if item.code != 0:
+            ranges.append((text, item.code, item.code))
     return ranges
 
 
 def _is_writable(first: int | None, last: int | None) -> bool:
-    if first is None or last is None or last > 0x1F:
+    if first is None or last is None or last - first > 0x7F:
         return True
     return any(not UNWRITABLE.match(chr(code)) for code in range(first, last + 1))
 

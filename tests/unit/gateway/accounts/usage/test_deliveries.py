@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pagoda_gateway.accounts.usage.deliveries import Deliveries, left_in, noted_in
+from pagoda_gateway.accounts.usage import deliveries as module
+from pagoda_gateway.accounts.usage.deliveries import Deliveries, deliveries_in, left_in
 
 KILLED = """
 import os, signal, sys
@@ -26,10 +26,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def deliveries(tmp_path: Path) -> Iterator[Deliveries]:
-    made = Deliveries(tmp_path)
-    yield made
-    made.close()
+def deliveries(tmp_path: Path) -> Deliveries:
+    return Deliveries(tmp_path)
+
+
+def file_in(folder: Path) -> Path:
+    (file,) = folder.glob("delivered-*")
+    return file
 
 
 def test_the_latest_word_of_each_running_sequence_is_found(
@@ -56,12 +59,12 @@ def test_a_killed_process_leaves_all_of_it(tmp_path: Path) -> None:
 
 
 def test_slots_are_used_again_before_there_are_more(deliveries: Deliveries, tmp_path: Path) -> None:
-    size = len(deliveries.slots)
+    num_slots = deliveries.num_slots
     for number in range(5000):
         delivery = deliveries.begin(f"r{number}", 0)
         assert delivery
         delivery.end()
-    assert len(deliveries.slots) == size
+    assert deliveries.num_slots == num_slots
     assert list(left_in(tmp_path)) == []
 
 
@@ -78,17 +81,42 @@ def test_without_room_there_is_none_and_nobody_fails(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with noted_in(tmp_path) as deliveries:
-        assert deliveries
-        monkeypatch.setattr(os, "posix_fallocate", full)
-        begun = [deliveries.begin(str(number), 0) for number in range(1025)]
-        assert begun[-1] is None
-        assert all(begun[:-1])
-        assert len(list(left_in(tmp_path))) == 1024
+    deliveries = deliveries_in(tmp_path)
+    assert deliveries
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    begun = [deliveries.begin(str(number), 0) for number in range(1100)]
+    assert all(begun[:1024])
+    assert not any(begun[1024:])
+    assert len(list(left_in(tmp_path))) == 1024
     (tmp_path / "more").mkdir()
-    with noted_in(tmp_path / "more") as deliveries:
-        assert deliveries is None
+    assert deliveries_in(tmp_path / "more") is None
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_what_another_boot_left_is_not_read(
+    deliveries: Deliveries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written back some time before the power went."""
+    deliveries.begin("r", 0)
+    monkeypatch.setattr(module, "host_id", lambda: "0123456789abcdef")
+    assert list(left_in(tmp_path)) == []
+
+
+def test_what_is_damaged_is_left_out(
+    deliveries: Deliveries, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be refused by the database, and all records with it, again and again."""
+    for name in ("a", "b", "c", "d", "good"):
+        deliveries.begin(name, 0)
+    file = file_in(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[1:4] = b"\0x\0"  # within a name
+    data[64:128] = b"\xff" * 64
+    data[128 + 60 : 128 + 64] = (2**31).to_bytes(4, "little")
+    data[192] = 0  # given back, or nearly
+    file.write_bytes(data + b"torn")
+    assert list(left_in(tmp_path)) == [("good", 0, 0)]
+    assert [record.message.split()[0] for record in caplog.records] == ["3"]
 
 
 def test_no_file_is_nothing(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_texts_go_out_as_they_arrive() -> None:
     assert parser.push('m"e</arg') == [CallArguments(0, 'm\\"e')]
 
 
+def test_a_key_with_space_around_it_is_the_declared_one() -> None:
+    schema = {"type": "object", "properties": {" k": {"type": "integer"}, "": {}}}
+    text = call("look", **{" k": "5", " other ": "x"})
+    ((_, arguments),) = reading(parts_of(GLM.parser([Tool("look", schema)]), [text]))[2]
+    assert json.loads(arguments) == {" k": 5, "other": "x"}
+    with pytest.raises(InvalidRequestError, match="a parameter named ''"):
+        GLM.calls_grammar(Calls([Tool("look", schema)], True, False, {}))
+
+
 def test_what_the_format_cannot_hold_is_refused() -> None:
     for tool in (Tool("a b"), Tool("a", {"properties": {"<": {}}})):
         with pytest.raises(InvalidRequestError, match="ends a name"):

@@ -178,6 +178,35 @@ def test_tags_in_a_text_take_time_by_their_number() -> None:
     assert min(seconds(16_000) for _ in range(2)) < 8 * 4 * max(short, 1e-3)
 
 
+def test_values_without_tags_take_time_by_their_number() -> None:
+    def seconds(num: int) -> float:
+        text = f"<function=go>{''.join(f'<parameter=k{i}>x' for i in range(num))}</function>"
+        started = time.perf_counter()
+        ((_, arguments),) = read(text)[1]
+        assert len(json.loads(arguments)) == num
+        return time.perf_counter() - started
+
+    assert seconds(16_000) < 12 * min(seconds(4_000) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 500}}},
+        {"$defs": 5},
+        {"$defs": []},
+        {"$defs": {"a": {"anyOf": 5, "enum": 5, "type": {}}}},
+        {"$defs": {"a": {"oneOf": [{"type": ["string", 5]}, 5], "const": "x"}}},
+    ],
+)
+def test_schemas_that_nobody_has_checked_are_read_in_time(schema: dict[str, Any]) -> None:
+    tool = Tool("look", {**schema, "properties": {"k": {"$ref": "#/$defs/a"}}})
+    started = time.perf_counter()
+    ((_, arguments),) = read(call("look", k="5"), [tool])[1]
+    assert json.loads(arguments) in ({"k": 5}, {"k": "5"})
+    assert time.perf_counter() - started < 1
+
+
 def test_who_says_odd_properties_has_any() -> None:
     text = "<tool_call>\n<function=go>\n<parameter=a>\n1\n<parameter=b>\n2\n</function>"
     odd: tuple[Any, ...] = (True, {}, [])

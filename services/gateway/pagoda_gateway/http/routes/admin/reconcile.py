@@ -26,7 +26,7 @@ def make_router(gateway: Gateway) -> APIRouter:
 
     @router.post("/reconcile", openapi_extra=described(Reconciliation, body=Reconcile))
     async def reconcile(request: Request) -> dict[str, Any]:
-        """Close what gateways that are gone left open, from workers' records."""
+        """Close what gateways that are gone left open, from what they noted and workers say."""
         async with read_body(request, Reconcile, bodies) as body:
             asked = ReconcileRequest(gone_seconds=body.gone_seconds)
         try:
