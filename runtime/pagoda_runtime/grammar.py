@@ -62,9 +62,10 @@ class GrammarCompiler:
         ends = None if eos_token_ids is None else list(eos_token_ids)
         try:
             whole = LLTokenizer(tokenizer_json, eos_token=ends, slices=[])
-            plain = TokenizerWrapper(_PlainText(whole, num_bits=vocab_size or 0))
-            self._tokenizer = LLTokenizer(plain, eos_token=whole.eos_tokens)
-            plain.tokens = ()  # tens of megabytes, which it has copied
+            plain = _PlainText(whole, num_bits=vocab_size or 0)
+            wrapper = TokenizerWrapper(plain)
+            self._tokenizer = LLTokenizer(wrapper, eos_token=whole.eos_tokens)
+            plain.tokens = wrapper.tokens = []  # tens of megabytes, which it has copied
         except Exception as error:  # whatever a Rust library says of a strange file
             raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
         self.eos_token_ids = tuple(self._tokenizer.eos_tokens)
@@ -126,13 +127,14 @@ class _PlainText:
         """Take what `whole` has, and ids that are no tokens up to `num_bits`."""
         self._whole = whole
         self.eos_token_id = whole.eos_token
-        self._num_ids = max(whole.vocab_size, num_bits)
-        self.special_token_ids = [i for i in range(self._num_ids) if self._is_special(i)]
+        self.tokens = [whole.decode_bytes([i]) for i in range(whole.vocab_size)]
+        self.tokens += [_no_token(i) for i in range(whole.vocab_size, num_bits)]
+        self.special_token_ids = [
+            i
+            for i, token in enumerate(self.tokens)
+            if token == _no_token(i) or whole.is_special_token(i)
+        ]
         self._special = frozenset(self.special_token_ids)
-
-    @property
-    def tokens(self) -> list[bytes]:
-        return [self._bytes_of(token_id) for token_id in range(self._num_ids)]
 
     def __call__(self, text: bytes) -> list[int]:
         token_ids = self._whole.tokenize_bytes(text)
@@ -140,19 +142,6 @@ class _PlainText:
         if is_text and self._whole.decode_bytes(token_ids) == text:
             return token_ids
         return self._whole.greedy_tokenize(text.decode())  # knows tokens of text alone, and no norm
-
-    def _is_special(self, token_id: int) -> bool:
-        is_known = token_id < self._whole.vocab_size
-        return (
-            not is_known
-            or self._whole.is_special_token(token_id)
-            or self._bytes_of(token_id) == _no_token(token_id)
-        )
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        if token_id < self._whole.vocab_size:
-            return self._whole.decode_bytes([token_id])
-        return _no_token(token_id)
 
 
 def _no_token(token_id: int) -> bytes:

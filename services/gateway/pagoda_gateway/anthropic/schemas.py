@@ -48,7 +48,7 @@ def _check_users(place: str, block: Any) -> None:
 
 def _check_assistants(place: str, block: Any) -> None:
     match block:
-        case {"type": "tool_use", "id": str(), "name": str(), "input": dict()}:
+        case {"type": "tool_use", "id": str(), "name": str(name), "input": dict()} if name:
             pass
         case {"type": "thinking", "thinking": str()} | {"type": "redacted_thinking"}:
             pass

@@ -34,7 +34,12 @@ def check_item(place: str, item: Any) -> None:
     match item:
         case {"type": "reasoning"}:
             pass  # of which what can be read is
-        case {"type": "function_call", "call_id": str(), "name": str(), "arguments": str()}:
+        case {
+            "type": "function_call",
+            "call_id": str(),
+            "name": str(name),
+            "arguments": str(),
+        } if name:
             pass
         case {"type": "function_call_output", "call_id": str(), "output": output}:
             check_content(f"{place}.output", output, _check_part)

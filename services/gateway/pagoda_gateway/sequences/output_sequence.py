@@ -10,9 +10,9 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
+from pagoda_gateway.sequences.delivery import Delivery
 from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
 from pagoda_gateway.sequences.output_options import OutputOptions
 from pagoda_gateway.sequences.output_text import OutputText
@@ -39,16 +39,6 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[generate_pb2.PositionLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
-
-
-class Delivery(Protocol):
-    """Where it is noted what a sequence's client has, for whoever closes its account."""
-
-    def note(self, num_tokens: int) -> None:
-        """Say how many tokens the client has now."""
-
-    def end(self) -> None:
-        """The account is closed; nothing is noted any more."""
 
 
 class OutputSequence:

@@ -6,12 +6,13 @@ from typing import Protocol
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
-from pagoda_gateway.sequences.output_sequence import Delivery, OutputSequence
+from pagoda_gateway.sequences.delivery import Delivery
+from pagoda_gateway.sequences.output_sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 
 
 class OpenLog(Protocol):
-    """Where open records go: all that sequences know of accounts."""
+    """Where open records go, and what clients have is noted."""
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
         """Store an open record; the future has a GatewayError if nobody must get anything."""

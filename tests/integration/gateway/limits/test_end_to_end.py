@@ -13,6 +13,7 @@ import openai
 import orjson
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 from support.batch_files import answers, numbered
 from support.limits import MICROS_PER_TOKEN
@@ -420,3 +421,28 @@ async def test_a_deadline_in_the_queue_has_headers_of_what_was_counted(replicas:
     assert answer.status_code == 504, answer.text
     assert "concurrent requests: limit 1, used 1" in answer.json()["error"]["message"]
     assert answer.headers["x-ratelimit-remaining-requests"] == "8"
+
+
+async def test_what_a_limit_refuses_is_counted_as_that_and_as_no_input(replicas: Replicas) -> None:
+    async def counted() -> dict[tuple[str, str], float]:
+        text = (await replicas.first.http.get("/metrics")).text
+        return {
+            (sample.name, sample.labels.get("outcome", "")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name in ("pagoda_requests_total", "pagoda_input_tokens_total")
+            and sample.labels.get("endpoint", "chat.completions") == "chat.completions"
+        }
+
+    client = await replicas.client(requests_per_minute=1)
+    assert (await client.ask()).status_code == 200
+    assert await replicas.first.gateway.admission.drain(60)
+    before = await counted()
+    assert (await client.ask()).status_code == 429
+    async with asyncio.timeout(60):
+        while (after := await counted()) == before:
+            pass
+    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    assert {name for name, value in grown.items() if value} == {
+        ("pagoda_requests_total", "refused")
+    }

@@ -120,7 +120,10 @@ def test_blocks(schema: type[BaseModel]) -> None:
     wrong = [
         {"role": "user", "content": [use, {**result, "content": [TEXT, VIDEO]}]},
         {"role": "user", "content": [{**result, "content": 5}, {**result, "tool_use_id": 5}]},
-        {"role": "assistant", "content": [result, {**use, "input": "{}"}, {"type": "thinking"}]},
+        {
+            "role": "assistant",
+            "content": [result, {**use, "input": "{}"}, {"type": "thinking"}, {**use, "name": ""}],
+        },
         {"role": "system", "content": [use]},
         {"role": "poet", "content": [use]},
     ]
@@ -134,6 +137,7 @@ def test_blocks(schema: type[BaseModel]) -> None:
             "messages[2].content[0]",
             "messages[2].content[1]",
             "messages[2].content[2]",
+            "messages[2].content[3]",
             "messages[3].content[0]",
             "messages[4].role",
             "system[1]",
@@ -155,16 +159,17 @@ ITEMS: list[Any] = [
     {"type": "function_call_output", "call_id": "c", "output": 5},
     {"type": "reasoning"},
     {"type": "item_reference", "id": "x"},
+    {"type": "function_call", "call_id": "c", "name": "", "arguments": "{}"},
 ]
 WRONG = [
-    "[1]", "[2].content[1]", "[3]", "[4].output[0].text", "[5].output", "[7]",
+    "[1]", "[2].content[1]", "[3]", "[4].output[0].text", "[5].output", "[7]", "[8]",
 ]  # fmt: skip
 
 
 def test_items_of_input() -> None:
     wanted = [f"input{place}" for place in WRONG]
     names(ResponsesBody, [*wanted, "top_p"], input=[*ITEMS], top_p=2)
-    names(ResponsesBody, [*wanted, "input[8]"], input=[*ITEMS, "x"])
+    names(ResponsesBody, [*wanted, "input[9]"], input=[*ITEMS, "x"])
 
 
 def test_all_parts_of_an_item_beside_other_items() -> None:

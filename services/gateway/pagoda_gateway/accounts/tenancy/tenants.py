@@ -11,7 +11,7 @@ from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Recor
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANT_MOVES, TENANTS
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
 
-DAY_SECONDS = 86_400
+_DAY_SECONDS = 86_400
 
 
 class Tenants:
@@ -120,7 +120,7 @@ class Tenants:
         values = {
             "tenant": row["tenant"],
             "moved_unix_seconds": now,
-            "day": int(now // DAY_SECONDS),
+            "day": int(now // _DAY_SECONDS),
             "organisation": row["organisation"],
         }
         connection.execute(sa.insert(TENANT_MOVES).values(values))
