@@ -12,7 +12,7 @@ from pagoda_gateway.http.generation.response import GenerationResponse
 from pagoda_gateway.http.generation.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

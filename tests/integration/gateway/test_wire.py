@@ -13,7 +13,7 @@ from support.scripted_worker import ScriptedWorker
 
 from pagoda_gateway.http.middleware import PROBED_PATHS
 from pagoda_gateway.openai.choices import CompletionSerializer
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

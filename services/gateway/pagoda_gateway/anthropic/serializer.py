@@ -13,8 +13,8 @@ from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 
 
 class MessageSerializer(Serializer):

@@ -12,7 +12,7 @@ from pagoda_gateway.embeddings.schemas import EmbeddingsBody
 from pagoda_gateway.errors import GatewayError, InvalidRequestError
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 
 PART_NUMBERS = 8192
 """Numbers of one part: they are written in about a millisecond."""

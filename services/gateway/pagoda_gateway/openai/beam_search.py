@@ -3,7 +3,7 @@
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas.generation import GenerationBody
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.options import OutputOptions
 
 MAX_FRAME_TOKENS = 1 << 16
 """Tokens of all beams of a prompt, alternatives included: they come in one frame, of 13 bytes each

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 
 Output = tuple[OutputSequence, Delta]
 

@@ -17,7 +17,7 @@ from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.schemas.tools import ToolUse, tool_use
 from pagoda_gateway.openai.truncation import fitting_conversation, truncated
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import ChatTokens
 

@@ -18,8 +18,8 @@ from pagoda_gateway.openai.chat_message import ChatMessage
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 _PLACE = "the text"

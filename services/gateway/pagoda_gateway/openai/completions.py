@@ -9,7 +9,7 @@ from pagoda_gateway.openai.endpoint import ChoicesEndpoint
 from pagoda_gateway.openai.output_options import output_options
 from pagoda_gateway.openai.request_processor import RequestProcessor, TokenizedPrompts
 from pagoda_gateway.openai.schemas.completions import CompletionBody
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 
 

@@ -1,8 +1,8 @@
 """Options of the output, from a body whose fields are checked; needs no model."""
 
 from pagoda_gateway.openai.schemas.generation import GenerationBody
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.repetition import Repetition
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.repetition import Repetition
 
 
 def output_options(body: GenerationBody, *, num_logprobs: int | None) -> OutputOptions:

@@ -24,7 +24,7 @@ from pagoda_gateway.openai.sampling_params import (
 )
 from pagoda_gateway.openai.schemas.checks import check_min_tokens
 from pagoda_gateway.openai.schemas.generation import GenerationBody
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import Prompt, PromptMaker
 from pagoda_gateway.text.tokenizer import ModelTokenizer

@@ -11,7 +11,7 @@ from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.errors import ContextLengthError
 from pagoda_gateway.openai.beam_search import beam_search
 from pagoda_gateway.openai.schemas.generation import GenerationBody
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
 
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")

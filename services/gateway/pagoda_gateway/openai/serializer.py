@@ -8,7 +8,7 @@ import orjson
 
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 
 
 class Serializer(ABC):

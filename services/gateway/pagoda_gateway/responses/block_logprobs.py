@@ -12,7 +12,7 @@ from typing import Any
 from pagoda.rpc.v1.generate_pb2 import PositionLogprobs
 from pagoda_gateway.dialects import BlockChange, BlockReader
 from pagoda_gateway.openai.logprobs import LogprobFormat
-from pagoda_gateway.sequences.output_sequence import Delta
+from pagoda_gateway.sequences.output.sequence import Delta
 from pagoda_gateway.text.detokenizer import Detokenizer
 
 MAX_WAITING = 1024  # tokens whose text the parser holds back or leaves out; of more, the last

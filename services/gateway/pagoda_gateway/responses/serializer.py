@@ -20,9 +20,9 @@ from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.items import item, item_events
 from pagoda_gateway.responses.schemas import ResponsesBody
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_sequence import Delta, OutputSequence
+from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ The handler only sorts frames into their sequences and never waits: a slow clien
 from pagoda.rpc.v1.generate_pb2 import FramesMessage
 from pagoda.rpc.v1.status_pb2 import WorkerStatus
 from pagoda_gateway.sequences.after_step import AfterStep
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
 

@@ -27,7 +27,7 @@ from pagoda_gateway.errors import (
 )
 from pagoda_gateway.sequences import usage
 from pagoda_gateway.sequences.frames import FrameReceiver
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.placement import Placer
 from pagoda_gateway.sequences.replay import KeptOutput, replay
 from pagoda_gateway.sequences.request import (

@@ -21,8 +21,8 @@ from pagoda_gateway.errors import (
     UnavailableError,
 )
 from pagoda_gateway.sequences.backoff import Backoff
-from pagoda_gateway.sequences.output_guard import CONTENT_FILTER
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext
 from pagoda_gateway.sequences.router_client import DEFAULT_RETRY_AFTER_SECONDS, RouterClient
 from pagoda_runtime.errors import BusError, MessageTooLargeError, NoResponderError

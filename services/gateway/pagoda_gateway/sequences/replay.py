@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from pagoda.rpc.v1 import generate_pb2
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 
 FRAME_TOKENS = 16
 

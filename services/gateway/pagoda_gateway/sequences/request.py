@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1.route_pb2 import RouteResponse
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.served_model import ServedModel
 from pagoda_runtime.messaging.asked import Asked
 

@@ -10,7 +10,7 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import GatewayError, OverloadedError, UnavailableError
 from pagoda_gateway.sequences.backoff import Backoff
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestContext
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import Prompt

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway import metrics
 from pagoda_gateway.sequences.frames import FrameReceiver
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_runtime.errors import BusError, NoResponderError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus

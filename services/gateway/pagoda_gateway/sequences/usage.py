@@ -6,8 +6,8 @@ from typing import Protocol
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
-from pagoda_gateway.sequences.delivery import Delivery
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.delivery import Delivery
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 
 

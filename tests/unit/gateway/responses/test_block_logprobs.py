@@ -11,7 +11,7 @@ from pagoda_gateway.dialects.dialect import Dialect
 from pagoda_gateway.dialects.grammar import Tool
 from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.responses.block_logprobs import BlockLogprobs
-from pagoda_gateway.sequences.output_sequence import Delta
+from pagoda_gateway.sequences.output.sequence import Delta
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'

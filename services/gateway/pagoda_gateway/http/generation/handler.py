@@ -38,8 +38,8 @@ from pagoda_gateway.openai.endpoint import Endpoint, Sent, Translated
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
 from pagoda_gateway.served_model import ServedModel
 from pagoda_runtime.telemetry.tracing import attached

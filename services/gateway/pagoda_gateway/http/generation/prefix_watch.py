@@ -21,7 +21,7 @@ from pagoda_gateway.openai.request_processor import Body
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.usage import first_sequences
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 

@@ -18,7 +18,7 @@ from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.after_step import AfterStep
 from pagoda_gateway.sequences.generation import Generation
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from pagoda_gateway.sequences.output_guard import OutputGuard
-from pagoda_gateway.sequences.output_options import OutputOptions
+from pagoda_gateway.sequences.output.guard import OutputGuard
+from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.text.stop_strings import StopStrings
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pagoda_gateway.sequences.repetition import Repetition
+from pagoda_gateway.sequences.output.repetition import Repetition
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pagoda_gateway.sequences.repetition import Repetition
+from pagoda_gateway.sequences.output.repetition import Repetition
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pagoda.rpc.v1 import generate_pb2 as pb
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_sequence import MAX_EARLY_FRAMES, OutputSequence
-from pagoda_gateway.sequences.repetition import DETECTED, REPETITION, Repetition
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.repetition import DETECTED, REPETITION, Repetition
+from pagoda_gateway.sequences.output.sequence import MAX_EARLY_FRAMES, OutputSequence
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 

@@ -10,8 +10,8 @@ from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda_gateway.safety.output_guard import OutputGuard
 from pagoda_gateway.safety.policies.file import RuleSettings
 from pagoda_gateway.safety.policies.policy import Rules
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_sequence import OutputSequence
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 

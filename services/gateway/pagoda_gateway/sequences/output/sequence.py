@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
-from pagoda_gateway.sequences.delivery import Delivery
-from pagoda_gateway.sequences.output_guard import CONTENT_FILTER, OutputGuard
-from pagoda_gateway.sequences.output_options import OutputOptions
-from pagoda_gateway.sequences.output_text import OutputText
-from pagoda_gateway.sequences.prompt_logprobs import PromptLogprobs
-from pagoda_gateway.sequences.repetition import DETECTED, REPETITION
+from pagoda_gateway.sequences.output.delivery import Delivery
+from pagoda_gateway.sequences.output.guard import CONTENT_FILTER, OutputGuard
+from pagoda_gateway.sequences.output.options import OutputOptions
+from pagoda_gateway.sequences.output.prompt_logprobs import PromptLogprobs
+from pagoda_gateway.sequences.output.repetition import DETECTED, REPETITION
+from pagoda_gateway.sequences.output.text import OutputText
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
