@@ -43,8 +43,12 @@ class GrammarWalker:
 
     def allows(self, matcher: LLMatcher, output: str) -> bool:
         """Return whether a grammar lets a whole output through."""
+        return self.begins(matcher, output) and matcher.is_accepting()
+
+    def begins(self, matcher: LLMatcher, output: str) -> bool:
+        """Return whether a grammar lets an output so far through; it may have no end."""
         tokens = self._encode(output)
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        return int(matcher.try_consume_tokens(tokens)) == len(tokens)
 
     def _allowed(self, matcher: LLMatcher) -> np.ndarray:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)

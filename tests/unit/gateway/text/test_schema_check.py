@@ -154,6 +154,29 @@ RECORD = {
 }
 
 
+@pytest.mark.parametrize(
+    ("pattern", "rules"),
+    [
+        ("^ab$", {"required": ["ab"]}),
+        ("^(?:ab)$", {"properties": {"ab": {"minimum": 0}}}),
+        ("^[ab]$", {"properties": {"a": True}, "required": ["b"]}),
+        ("^(a|b-c)$", {"required": ["b-c", "a"]}),
+    ],
+)
+def test_after_the_last_name_there_can_be_no_other_is_waited_for(
+    pattern: str, rules: dict[str, Any], compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    values = {"type": "integer", "maximum": 5}
+    schema = {"patternProperties": {pattern: values}, "additionalProperties": False, **rules}
+    compiled = compiler.compile(whole_grammar(json_rules({"type": "object", **schema})))
+    names = [*rules.get("properties", ()), *sorted(rules.get("required", ()))]
+    members = ",".join(f'"{name}":3' for name in names)
+
+    assert walker.allows(compiled.matcher(), f"{{{members}}}")
+    assert not walker.begins(compiled.matcher(), f"{{{members},")
+    assert not walker.allows(compiled.matcher(), f"{{{members.replace('3', '7')}}}")
+
+
 @pytest.mark.parametrize("output", ['{"a":"x","c":1}', '{"c":1}', "{}"])
 def test_names_of_an_enum_may_all_be_there(
     output: str, compiler: GrammarCompiler, walker: GrammarWalker

@@ -4,6 +4,7 @@ Every rewriting is exact: the same values are valid before and after. What is re
 its place, so that JSON pointers into the original hold, but for `anyOf` instead of `oneOf`.
 """
 
+import re
 from typing import Any
 
 from pagoda_gateway.text.schemas.branches import Branches
@@ -39,6 +40,7 @@ def rewrite(schema: dict[str, Any]) -> None:
         if not isinstance(part.get("items"), list):
             _close(part, "unevaluatedItems", "items")
         _name_properties(schema, part)
+        _name_what_patterns_list(part)
         if part.get("not") in _ANYTHING:
             del part["not"]
             part["allOf"] = [*part.get("allOf", ()), False]
@@ -130,6 +132,33 @@ def _name_properties(root: dict[str, Any], part: dict[str, Any]) -> None:
     else:
         return
     del part["propertyNames"]
+
+
+def _name_what_patterns_list(part: dict[str, Any]) -> None:
+    """Have `properties` say what a pattern does whose names are all there, or required.
+
+    After the last of them llguidance waits for one more, and there is none.
+    """
+    properties = part.get("properties", {})
+    named = properties.keys() | part.get("required", ())
+    for pattern, values in list(part.get("patternProperties", {}).items()):
+        names = _names_listed(pattern)
+        if names and names <= named:
+            held = {name: properties[name] for name in names if name in properties}
+            both = {name: {"allOf": [schema, values]} for name, schema in held.items()}
+            properties = properties | dict.fromkeys(sorted(names), values) | both
+            del part["patternProperties"][pattern]
+    if properties:
+        part["properties"] = properties
+
+
+def _names_listed(pattern: str) -> frozenset[str]:
+    """Return the names that match; none if it is no list of words, letters or digits."""
+    one = re.fullmatch(r"\^(?:([\w-]+)|\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|\[(\w+)\])\$", pattern)
+    if one is None:
+        return frozenset()
+    word, words, characters = one.groups()
+    return frozenset(characters or (words or word).split("|"))
 
 
 def _shared(root: dict[str, Any], schema: Any) -> Any:
