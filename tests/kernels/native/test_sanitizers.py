@@ -15,6 +15,8 @@ from pagoda_kernels.native.library import (
 
 PROGRAM = Path(__file__).with_name("sanitised.c")
 BEST = best_instruction_set(processor_flags())
+LEFT_OUT = "pointer-overflow,object-size"
+"""What else finds: an access out of bounds. They take half of the time to compile."""
 OTHER = "avx2" if BEST != "avx2" else "sse4"  # vectors of another width, other layouts of codes
 
 
@@ -36,7 +38,8 @@ def test_nothing_is_found(
 ) -> None:
     if instruction_set is None or not INSTRUCTION_SETS[instruction_set][0] <= processor_flags():
         pytest.skip("this processor has no such instructions")
-    further = ("-g", f"-fsanitize={checks}", "-fno-sanitize-recover=all")
+    further = ("-g", f"-fsanitize={checks}", f"-fno-sanitize={LEFT_OUT}")
+    further += ("-fno-sanitize-recover=all",)
     program = compiled(PROGRAM, tmp_path, instruction_set, *further)
     ran = subprocess.run(
         [str(program), str(seed_of_tests() + further_seed), str(num_threads)],

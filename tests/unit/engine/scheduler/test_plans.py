@@ -119,7 +119,7 @@ class Caller:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_tenants", [1, 2, 4])
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", range(5))
 def test_every_step_is_the_planned_one(seed: int, number: int, num_tenants: int) -> None:
     caller = Caller(1000 * seed + number, num_tenants)
     caller.run(num_sequences=120)
