@@ -47,13 +47,19 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     """Return the safetensors files of a model, sorted by name.
 
     Raises:
-        CheckpointError: there are none, or the index names one that is not there.
+        CheckpointError: there are none, the index names one that is not there, or there are two
+            models, as one of them was left behind.
     """
     if (folder / _INDEX).is_file():
         names = ConfigReader.open(folder / _INDEX).section("weight_map").fields.values()
         if not names or not all(isinstance(name, str) for name in names):
             raise CheckpointError(folder / _INDEX, "weight_map must name a file for each tensor")
         paths = [folder / name for name in sorted(set(names))]
+        if (folder / _SINGLE).is_file() and folder / _SINGLE not in paths:
+            raise CheckpointError(
+                folder / _INDEX,
+                f"does not name {_SINGLE}, which is there too: remove the one that is not meant",
+            )
     else:
         paths = [folder / _SINGLE]
     for path in paths:

@@ -1,11 +1,13 @@
 """What a model's files say, whatever their format: a Hugging Face folder, or one GGUF file."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.checkpoints.copied_tensor import is_copy
 from pagoda_engine.checkpoints.fingerprint import fingerprint
 from pagoda_engine.checkpoints.quantised.config import SUPPORTED, read_scheme
 from pagoda_engine.checkpoints.quantised.scheme import Scheme
@@ -17,9 +19,11 @@ from pagoda_engine.models.families.registry import describe
 from pagoda_engine.models.gguf.model import GgufModel
 from pagoda_formats.gguf_file import is_gguf
 
+logger = logging.getLogger(__name__)
+
 
 class ModelFiles(Protocol):
-    """One model on disk. Reads no tensor."""
+    """One model on disk. Reads no tensor, but to see whether one is a copy of another."""
 
     @property
     def description(self) -> DecoderDescription:
@@ -71,11 +75,12 @@ class HuggingFaceFolder:
         self._folder = folder
         self._config = ConfigReader.open(folder / "config.json")
         self.description = describe(self._config)
-        names = self.description.names
-        if names.renamed_prefixes and self.description.tie_word_embeddings:
-            stored = {names.renamed(name) for name in tensor_names(folder)}
-            is_tied = f"{names.output}.weight" not in stored
-            self.description = replace(self.description, tie_word_embeddings=is_tied)
+        if self.description.tie_word_embeddings and self._has_own_output():
+            logger.info(
+                "the output projection of the files is used: it is not the embedding, although "
+                "tie_word_embeddings of config.json, or its default, says so"
+            )
+            self.description = replace(self.description, tie_word_embeddings=False)
         self.scheme = read_scheme(self._config)
         if self.scheme is not None and self.description.names.is_transposed:
             architecture = f"{self.scheme} of {self.description.architecture}"
@@ -93,6 +98,22 @@ class HuggingFaceFolder:
         if self.scheme is None and experts is not None and experts.stored != "dense":
             return experts.stored
         return "none" if self.scheme is None else self.scheme.label
+
+    def _has_own_output(self) -> bool:
+        """Tell whether an output projection is stored that is no copy of the embedding.
+
+        Then it is used, as by transformers, whatever the configuration says: a merged fine-tune
+        has trained it. Some exports repeat the tied tensor.
+        """
+        names = self.description.names
+        output = f"{names.output}.weight"
+        if output not in {names.renamed(name) for name in tensor_names(self._folder)}:
+            return False
+        tensors = self.tensors()
+        embedding = f"{names.embedding}.weight"
+        bare = embedding.removeprefix(names.optional_prefix)
+        other = tensors.get(embedding, tensors.get(bare))
+        return other is None or not is_copy(tensors[output], other)
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """See `ModelFiles`."""

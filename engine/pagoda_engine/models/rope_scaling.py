@@ -108,7 +108,8 @@ def read_rope(
     """Read the rotation from a model's configuration, of either generation.
 
     ``rope_parameters`` holds everything; before it existed there were ``rope_theta`` and
-    ``rope_scaling``.
+    ``rope_scaling``. Where there are both, as somebody has added the older one to a newer file,
+    they must say the same: transformers drops what only the newer one says, theta included.
 
     Args:
         config: of the model.
@@ -122,13 +123,36 @@ def read_rope(
     Raises:
         UnsupportedModelError: another ``rope_type``; or a scaled one of a part of a head, in a
             family that turns whole ones (transformers fails at that).
-        CheckpointError: a parameter is missing or out of range.
+        CheckpointError: a parameter is missing or out of range, or there are two rotations.
     """
-    section = _section(config, layer_type)
+
+    def read(section: ConfigReader) -> RopeDescription:
+        return _read_section(
+            config, section, default_theta, default_rotary_factor, is_interleaved, other_names or {}
+        )
+
+    first, *others = (read(section) for section in _sections(config, layer_type))
+    if any(other != first for other in others):
+        raise CheckpointError(
+            config.path,
+            "rope_scaling and rope_parameters say different things: say all of it in "
+            "rope_parameters, rope_theta too, and leave rope_scaling out",
+        )
+    return first
+
+
+def _read_section(
+    config: ConfigReader,
+    section: ConfigReader,
+    default_theta: float,
+    default_rotary_factor: float | None,
+    is_interleaved: bool,
+    other_names: Mapping[str, str],
+) -> RopeDescription:
     theta = _either(section, config, "rope_theta").number("rope_theta", default_theta)
     # Configurations before 2024 call it "type".
     rope_type = section.string("rope_type", section.string("type", "default"))
-    rope_type = (other_names or {}).get(rope_type, rope_type)
+    rope_type = other_names.get(rope_type, rope_type)
     if rope_type not in _FREQUENCIES:
         raise UnsupportedModelError(config.path, "rope_type", rope_type, tuple(_FREQUENCIES))
     rotary_factor = _rotary_factor(config, section, rope_type, default_rotary_factor)
@@ -152,13 +176,26 @@ def _rotary_factor(
     return 1.0
 
 
-def _section(config: ConfigReader, layer_type: str) -> ConfigReader:
-    """Return what says how the rotation is scaled."""
-    name = "rope_parameters" if config.has("rope_parameters") else "rope_scaling"
-    if not config.has(name):
-        return ConfigReader(config.path, {})
-    section = config.section(name)
-    return section.section(layer_type) if section.has(layer_type) else section
+def _sections(config: ConfigReader, layer_type: str) -> list[ConfigReader]:
+    """Return what says how the rotation is scaled, the newer one first; there may be an older."""
+    newer, older = (
+        config.section(name) if config.has(name) else ConfigReader(config.path, {})
+        for name in ("rope_parameters", "rope_scaling")
+    )
+    is_of_types = newer.has(layer_type)
+    if is_of_types:
+        newer = newer.section(layer_type)
+    # The older one is of all layers, or of those that see everything.
+    if not older.fields or (is_of_types and layer_type != "full_attention"):
+        return [newer]
+    if not newer.fields:
+        return [older]
+    kept = {
+        name: newer.fields[name]
+        for name in ("rope_theta", "partial_rotary_factor")
+        if newer.has(name) and not config.has(name)
+    }
+    return [newer, older.replaced(**kept, **older.fields)]
 
 
 def _either(section: ConfigReader, config: ConfigReader, name: str) -> ConfigReader:
@@ -241,9 +278,10 @@ def _read_longrope(
 
 
 def _original_length(config: ConfigReader, section: ConfigReader) -> int:
+    """Return the context before scaling; of two numbers the one that transformers takes."""
     name = "original_max_position_embeddings"
     if section.has(name) or config.has(name):
-        return (section if section.has(name) else config).integer(name)
+        return _either(config, section, name).integer(name)
     return config.integer("max_position_embeddings")
 
 
@@ -269,7 +307,7 @@ def read_score_multiplier(config: ConfigReader) -> float:
     Raises:
         CheckpointError: a parameter is out of range.
     """
-    section = _section(config, "")
+    section = _sections(config, "")[0]
     if not section.fields.get("mscale_all_dim"):
         return 1.0
     factor = section.number("factor", 1.0)

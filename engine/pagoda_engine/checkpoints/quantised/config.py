@@ -14,11 +14,12 @@ from pagoda_engine.checkpoints.quantised.integers import ByteIntegers, PackedInt
 from pagoda_engine.checkpoints.quantised.scheme import Scheme
 from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 
+_LAYOUTS = "float-quantized, pack-quantized and int-quantized of 4 and 8 bits"
 SUPPORTED = (
     "gptq (4 and 8 bits)",
     "awq (4 bits, version gemm)",
     "fp8 (e4m3)",
-    "compressed-tensors (float-quantized, pack-quantized and int-quantized of 4 and 8 bits)",
+    f"compressed-tensors ({_LAYOUTS})",
     "mxfp4 (of gpt-oss)",
 )
 MAX_GROUP_SIZE = 1 << 20
@@ -117,7 +118,7 @@ def _compressed_tensors(config: ConfigReader) -> Scheme:
         if layout == "int-quantized" and bits == 8:
             return ByteIntegers(size)
     said = f"{layout} ({bits} bits, {kind}, {strategy})"
-    raise _refused(config, "format", said, *SUPPORTED[-1:])
+    raise _refused(config, "format", said, _LAYOUTS)
 
 
 def _weights_of_groups(config: ConfigReader) -> ConfigReader:

@@ -16,6 +16,9 @@ from pagoda_engine.models.weights.names import WeightNames
 _LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever the configuration says of the others
 _RANK_STEP = 16  # what the kernels' tiles need kv_lora_rank to be a multiple of
 
+_V3 = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}
+"""Where the fields are absent; in V2 each is 1."""
+
 
 def deepseek2(config: ConfigReader) -> DecoderDescription:
     """Softmax scores; groups are as good as their best expert."""
@@ -34,7 +37,8 @@ def deepseek3(config: ConfigReader) -> DecoderDescription:
     _one_of(config, "topk_method", "noaux_tc", ("noaux_tc",))
     _one_of(config, "scoring_func", "sigmoid", ("sigmoid",))
     normed = config.boolean("norm_topk_prob", True)
-    experts = _grouped(config, _experts(config, first_sparse=3, norm_topk_prob=normed))
+    whole = config.replaced(**{name: value for name, value in _V3.items() if not config.has(name)})
+    experts = _grouped(whole, _experts(whole, first_sparse=3, norm_topk_prob=normed))
     if experts.num_groups > 1 and experts.num_experts // experts.num_groups < 2:
         raise CheckpointError(
             config.path, f"n_group is {experts.num_groups}: a group must have two experts"

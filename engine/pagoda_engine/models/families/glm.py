@@ -14,6 +14,7 @@ def glm(config: ConfigReader) -> DecoderDescription:
     rope = read_rope(config, default_rotary_factor=0.5, is_interleaved=True)
     return replace(
         usual_description(config, rope, head_dim=128),
+        norm_eps=config.number("rms_norm_eps", 1.5625e-07),
         qkv_bias=config.boolean("attention_bias", True),
         names=WeightNames(gate_up=("mlp.gate_up_proj",)),
     )

@@ -139,6 +139,14 @@ def _deepseek(head: Head) -> Fields:
     }
 
 
+def _deepseek3(head: Head) -> Fields:
+    """Files without groups and a scale mean one group and none."""
+    keys = ("expert_group_count", "expert_group_used_count", "expert_weights_scale")
+    groups, used, scale = (head.get(key) or 1 for key in keys)
+    more = {"n_group": groups, "topk_group": used, "routed_scaling_factor": scale}
+    return {**_deepseek(head), **more}
+
+
 def _deepseek2(head: Head) -> Fields:
     groups = head.get("expert_group_count")
     method = "group_limited_greedy" if isinstance(groups, int) and groups > 1 else "greedy"
@@ -200,7 +208,7 @@ _MIXTRAL = Architecture(
     follows={**_LLAMA, "expert_count": None, "expert_weights_norm": (True,)},
     has_pairs_together=True,
 )
-_DEEPSEEK3 = Architecture("DeepseekV3ForCausalLM", _deepseek, _DEEPSEEK)
+_DEEPSEEK3 = Architecture("DeepseekV3ForCausalLM", _deepseek3, _DEEPSEEK)
 _OLMO3 = Architecture("Olmo3ForCausalLM", _olmo3, {**_WINDOWS, "rope.scaling.attn_factor": None})
 _SIGMOID = 2  # of `expert_gating_func`
 

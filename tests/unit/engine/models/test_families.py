@@ -68,6 +68,7 @@ LATENTS: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 24,
 }
+ONE_GROUP = {"n_group": 1, "topk_group": 1}
 YARN = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
         "original_max_position_embeddings": 4096}  # fmt: skip
 
@@ -104,7 +105,8 @@ def test_latents_of_v2_lite_as_it_is_published(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["num_nextn_predict_layers", "num_mtp_layers"])
 def test_layers_that_propose_tokens_are_left_out(tmp_path: Path, name: str) -> None:
-    description = read(tmp_path, "DeepseekV3ForCausalLM", **LATENTS, q_lora_rank=24, **{name: 1})
+    fields = {**LATENTS, **ONE_GROUP, "q_lora_rank": 24, name: 1}
+    description = read(tmp_path, "DeepseekV3ForCausalLM", **fields)
     assert description.names.ignored_prefixes == ("model.layers.4.",)
 
 
@@ -116,11 +118,11 @@ def test_layers_that_propose_tokens_are_left_out(tmp_path: Path, name: str) -> N
         ("DeepseekV2ForCausalLM", {"kv_lora_rank": 24}, "a multiple of 16"),
         ("DeepseekV2ForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "sigmoid"),
-        ("DeepseekV3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("DeepseekV3ForCausalLM", {**ONE_GROUP, "attention_bias": True}, "attention_bias"),
         ("DeepseekV3ForCausalLM", {"n_group": 3}, "equal groups"),
-        ("DeepseekV3ForCausalLM", {"n_group": 8, "topk_group": 4}, "two experts"),
+        ("DeepseekV3ForCausalLM", {}, "n_group is 8: a group must have two experts"),
         ("DeepseekV3ForCausalLM", {"n_group": 4, "topk_group": 1}, "at most the 2 experts"),
-        ("DeepseekV3ForCausalLM", {"qk_rope_head_dim": 7}, "cannot turn"),
+        ("DeepseekV3ForCausalLM", {**ONE_GROUP, "qk_rope_head_dim": 7}, "cannot turn"),
     ],
 )
 def test_latents_and_experts_that_are_not_computed_are_refused(
@@ -145,7 +147,7 @@ MIXTURES = (
 @pytest.mark.parametrize("architecture", MIXTURES)
 def test_experts_are_counted_by_any_name(tmp_path: Path, architecture: str, name: str) -> None:
     """As `transformers` calls it by release: its ``attribute_map`` takes one for the other."""
-    fields = {**LATENTS, "shared_expert_intermediate_size": 40, name: 12}
+    fields = {**LATENTS, **ONE_GROUP, "shared_expert_intermediate_size": 40, name: 12}
     if name != "n_routed_experts":
         del fields["n_routed_experts"]
     experts = read(tmp_path, architecture, **fields).experts
@@ -405,3 +407,51 @@ def test_a_cpu_with_the_native_call_says_nothing_of_it(
     with caplog.at_level(logging.INFO, "pagoda_engine.models.native_layers"):
         load_model(make_family_checkpoint(tmp_path, "llama"), EngineConfig(dtype="float32"))
     assert caplog.messages == []
+
+
+OF_A_CARD = {"type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_two_rotations_are_refused(tmp_path: Path, architecture: str) -> None:
+    """As a block of a model card pasted into a file of a newer release, whose theta it drops."""
+    newer = {"rope_type": "default", "rope_theta": 5e5}
+    with pytest.raises(CheckpointError, match="say different things: say all of it in rope_para"):
+        read(tmp_path, architecture, rope_parameters=newer, rope_scaling=OF_A_CARD)
+
+
+def test_two_sections_that_say_the_same_are_one_rotation(tmp_path: Path) -> None:
+    newer = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
+    both = read(tmp_path, "LlamaForCausalLM", rope_parameters=newer, rope_scaling=OF_A_CARD)
+    assert both.rope == read(tmp_path, "LlamaForCausalLM", rope_parameters=newer).rope
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo3ForCausalLM"])
+def test_an_older_section_is_of_the_layers_that_see_everything(
+    tmp_path: Path, architecture: str
+) -> None:
+    sections = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 9e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    same = {"type": "linear", "factor": 8.0}
+    both = read(tmp_path, architecture, rope_parameters=sections, rope_scaling=same)
+    alone = read(tmp_path, architecture, rope_parameters=sections)
+    assert both.layer_ropes == alone.layer_ropes
+
+
+def test_layer_types_inside_of_mistral_3_are_not_looked_at(tmp_path: Path) -> None:
+    """transformers takes a Mistral of its own for a Ministral, and the part of this one not."""
+    text = {**SHAPES, "layer_types": ["full_attention"] * 4, "sliding_window": 16}
+    description = read(tmp_path, "Mistral3ForConditionalGeneration", text_config=text)
+    assert description.sliding_windows == (16,) * 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "norm_eps"),
+    [("LlamaForCausalLM", 1e-6), ("GlmForCausalLM", 1.5625e-07), ("Glm4ForCausalLM", 1.5625e-07)],
+)
+def test_an_epsilon_that_is_not_there_is_the_familys(
+    tmp_path: Path, architecture: str, norm_eps: float
+) -> None:
+    assert read(tmp_path, architecture).norm_eps == norm_eps

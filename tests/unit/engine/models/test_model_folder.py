@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -144,9 +145,10 @@ def test_tensor_without_a_use_is_refused(tmp_path: Path) -> None:
 def test_harmless_extra_tensors_are_ignored(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
     expected = first_tokens(load(folder))
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     edit_weights(
         folder,
-        lm_head__weight=torch.zeros(VOCAB_SIZE, 64),
+        lm_head__weight=embedding,
         model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8),
     )
     assert first_tokens(load(folder)) == expected
@@ -181,7 +183,8 @@ def test_progress_ends_when_all_bytes_are_loaded(
 
 def test_progress_leaves_ignored_tensors_out(tmp_path: Path) -> None:
     folder = make_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
-    edit_weights(folder, lm_head__weight=torch.zeros(VOCAB_SIZE, 64))
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    edit_weights(folder, lm_head__weight=embedding)
     calls: list[tuple[int, int]] = []
     load_model(folder, EngineConfig(), lambda *counts: calls.append(counts))
     assert calls[-1][0] == calls[-1][1]
@@ -226,6 +229,13 @@ def test_index_must_name_files(tmp_path: Path, weight_map: dict[str, object]) ->
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(CheckpointError, match=r"index\.json: weight_map must name a file"):
+        load(folder)
+
+
+def test_a_file_that_was_left_behind_is_refused(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, num_shards=2)
+    shutil.copy(folder / "model-00001-of-00002.safetensors", folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"does not name model\.safetensors, which is there"):
         load(folder)
 
 

@@ -39,8 +39,11 @@ _GEMMA3_TEXT = {
 
 
 def gemma(config: ConfigReader) -> DecoderDescription:
-    """Its activation is the approximation, whatever the configuration says."""
-    return _gemma(config, read_rope(config), (FULL,) * _num_layers(config))
+    """Its "gelu" is the approximation, as transformers takes it."""
+    usual = _gemma(config, read_rope(config), (FULL,) * _num_layers(config))
+    if config.string("hidden_act", "gelu") == "gelu":
+        return usual
+    return replace(usual, activation=activation(config, "hidden_act", ""))
 
 
 def gemma2(config: ConfigReader) -> DecoderDescription:
@@ -59,10 +62,11 @@ def gemma2(config: ConfigReader) -> DecoderDescription:
 def gemma3(config: ConfigReader) -> DecoderDescription:
     """Layers with a window have a rotation of their own; Q and K are normed."""
     rope = read_rope(config, default_theta=1e6, layer_type="full_attention")
+    theta = config.number("rope_local_base_freq", 10000.0)
     if config.has("rope_parameters"):
-        local = read_rope(config, layer_type=SLIDING)
+        local = read_rope(config.replaced(rope_theta=theta), layer_type=SLIDING)
     else:
-        local = RopeDescription(theta=config.number("rope_local_base_freq", 10000.0))
+        local = RopeDescription(theta=theta)
     types = _types(config, config.integer("sliding_window_pattern", 6))
     usual = _gemma(config, rope, types)
     check_rope(config, local, usual.head_dim)

@@ -77,7 +77,11 @@ def test_the_file_of_older_tools(tmp_path: Path) -> None:
         ({**AWQ, "bits": 8}, "bits 8 is not supported; supported: 4"),
         ({**AWQ, "zero_point": False}, "zero_point False is not supported; supported: true"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2' is not supported; supported: e4m3"),
-        ({**PACKED, "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized (4 bits"),
+        (
+            {**PACKED, "format": "nvfp4-pack-quantized"},
+            "format 'nvfp4-pack-quantized (4 bits, int, group)' is not supported; supported: "
+            "float-quantized, pack-quantized and int-quantized of 4 and 8 bits",
+        ),
         ({**PACKED, "sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
         ({**PACKED, "quantization_status": "frozen"}, "quantization_status 'frozen'"),
         (
