@@ -78,6 +78,8 @@ class GatewaySettings(ServiceSettings):
         "kimi",
         "llama3",
         "mistral",
+        "nemotron",
+        "olmo3",
         "phi4_mini",
         "qwen3_coder",
         "seed_oss",

@@ -12,6 +12,7 @@ from support.running_gateway import CHAT, Running, Start
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
 USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
 
 
@@ -210,6 +211,23 @@ async def test_an_embedding_model_that_is_not_there_is_named_beside_a_wrong_fiel
         ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "'messages[0].content'"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "'max_tokens'"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": False}, "'max_tokens'"),
+        ("/v1/completions", {"prompt": ["x"] * 80, "n": 2}, "'prompt' has 80 prompts; with this n"),
+        ("/v1/completions", {"prompt": ["x"] * 80, "best_of": 4}, "'prompt' has 80 prompts; with"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "use_beam_search": True, "structured_outputs": {"regex": "a"}},
+            "'use_beam_search' is not supported with what binds the output",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [USER],
+                "use_beam_search": True,
+                "tools": [TOOL],
+                "tool_choice": "required",
+            },
+            "'use_beam_search' is not supported with what binds the output",
+        ),
     ],
 )
 async def test_what_was_found_late_is_named_beside_a_wrong_field(

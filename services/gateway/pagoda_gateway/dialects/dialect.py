@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pagoda_gateway.dialects.families import deepseek, gemma4, glm, json_list, kimi
+from pagoda_gateway.dialects.families import deepseek, gemma4, glm, json_list, kimi, olmo3
 from pagoda_gateway.dialects.families.deepseek import DeepSeek
 from pagoda_gateway.dialects.families.gemma4 import Gemma4
 from pagoda_gateway.dialects.families.glm import Glm
@@ -15,6 +15,7 @@ from pagoda_gateway.dialects.families.json_list import JsonList
 from pagoda_gateway.dialects.families.kimi import Kimi
 from pagoda_gateway.dialects.families.llama3 import Llama3
 from pagoda_gateway.dialects.families.mistral import ARGS, CALL_ID, OPEN, Mistral
+from pagoda_gateway.dialects.families.olmo3 import Olmo3
 from pagoda_gateway.dialects.families.qwen3_coder import (
     FUNCTION,
     PARAMETER,
@@ -33,7 +34,7 @@ from pagoda_gateway.dialects.stream_parser import ContentParser
 
 NAMES = (
     "command_r7b", "deepseek", "gemma4", "glm", "granite", "harmony", "hermes", "kimi", "llama3",
-    "mistral", "phi4_mini", "qwen3_coder", "seed_oss",
+    "mistral", "nemotron", "olmo3", "phi4_mini", "qwen3_coder", "seed_oss",
 )  # fmt: skip
 
 
@@ -240,6 +241,8 @@ _SHOWN = (
     ("deepseek", deepseek.CALL, deepseek.SEPARATOR),
     ("kimi", kimi.CALL, kimi.ARGUMENTS),
     ("glm", glm.OPEN, glm.KEY, glm.VALUE),
+    ("olmo3", olmo3.OPEN, olmo3.TOOLS),
+    ("nemotron", json_list.TOOLCALL),
     ("seed_oss", SEED_OPEN, FUNCTION, PARAMETER),
     ("qwen3_coder", FUNCTION, PARAMETER),
     ("command_r7b", json_list.ACTION),
@@ -264,6 +267,8 @@ def _family(source: str, name: str) -> _Family | Harmony:
         "kimi": Kimi,
         "llama3": Llama3,
         "mistral": lambda: Mistral(named=ARGS in source, has_ids=CALL_ID in source),
+        "nemotron": JsonList.nemotron,
+        "olmo3": Olmo3,
         "phi4_mini": JsonList.phi4_mini,
         "qwen3_coder": Qwen3Coder,
         "seed_oss": Qwen3Coder.seed,

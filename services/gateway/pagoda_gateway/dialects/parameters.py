@@ -82,24 +82,39 @@ def function_rules(index: int, tool: Tool, head: str, form: ParameterForm) -> li
         InvalidRequestError: a key that the form cannot hold.
     """
     schema = tool.arguments
-    required = schema.get("required", ())
-    properties = {**(schema.get("properties") or {})}
-    if not properties and not required and schema.get("additionalProperties") is not False:
+    parameters = parameters_of(tool)
+    if parameters is None:
         value = _value_words(schema.get("additionalProperties"), schema, form)
         parameter = f"{form.before_key} CALL_KEY {form.before_value} {value}"
         return [f"call_{index}: {head} ({parameter})*"]
-    properties |= {key: {} for key in required if key not in properties}
     names, rules = [], []
-    for number, (key, value) in enumerate(properties.items()):
+    for number, (key, value, is_required) in enumerate(parameters):
         if form.key_end.search(key):
             raise unwritable("a function with a parameter", key, form.signs)
-        if value is False:  # it may not be there
-            continue
         name = f"call_{index}_{number}"
         words = _value_words(value, schema, form)
         rules.append(f"{name}: {form.before_key} {json_text(key)} {form.before_value} {words}")
-        names.append(name if key in required else f"{name}?")
+        names.append(name if is_required else f"{name}?")
     return [f"call_{index}: {head} {' '.join(names)}", *rules]
+
+
+def parameters_of(tool: Tool) -> list[tuple[str, Any, bool]] | None:
+    """Return key, schema and whether it is required of each parameter; None: there may be any."""
+    schema = tool.arguments
+    required = schema.get("required", ())
+    properties = {**(schema.get("properties") or {})}
+    if not properties and not required and schema.get("additionalProperties") is not False:
+        return None
+    properties |= {key: {} for key in required if key not in properties}
+    # What is False may not be there.
+    return [(k, value, k in required) for k, value in properties.items() if value is not False]
+
+
+def value_schema(value: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a parameter alone, with what it needs of its function's."""
+    if not value or value is True:
+        return {}
+    return {**{name: schema[name] for name in _SHARED if name in schema}, **value}
 
 
 KEY_RULE = r"CALL_KEY: /[A-Za-z_][A-Za-z0-9_.-]*/"
@@ -110,8 +125,7 @@ def _value_words(value: Any, schema: Mapping[str, Any], form: ParameterForm) -> 
     """Return words for a value and the marks after it."""
     if not value or value is True or _is_plain_text(value):  # as the parser reads it
         return form.text
-    whole = {name: schema[name] for name in _SHARED if name in schema}
-    return f"%json {json_text(whole | value)} {form.after_json}"
+    return f"%json {json_text(value_schema(value, schema))} {form.after_json}"
 
 
 class ParameterParser(MarkedCallParser):
@@ -140,7 +154,7 @@ class ParameterParser(MarkedCallParser):
         end = yield from read(pieces.append)
         if end:
             text = "".join(pieces).removesuffix(self._line)
-            self._arguments(_as_json(text, _types(declared, schema)))
+            self._arguments(as_json(text, _types(declared, schema)))
         return end
 
     def _text(self, read: Callable[[Sink], Reading[str]]) -> Reading[str]:
@@ -175,8 +189,11 @@ def _is_plain_text(value: Any) -> bool:
     return value.get("type") == "string" and value.keys() <= _ANNOTATIONS
 
 
-def _as_json(text: str, types: set[str]) -> str:
-    """Return a value as JSON: as it was written if it is, else as a text."""
+def as_json(text: str, types: set[str]) -> str:
+    """Return a value as JSON: as it was written if it is, else as a text.
+
+    `types`: of JSON, that it may have; none: any.
+    """
     written = PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         value = orjson.loads(written)

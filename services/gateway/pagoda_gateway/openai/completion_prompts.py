@@ -1,6 +1,7 @@
 """The prompts of a completion or the inputs of embeddings, each text or token ids, as token ids."""
 
-from pagoda_gateway.errors import ContextLengthError, InvalidRequestError
+from pagoda_gateway.errors import ContextLengthError
+from pagoda_gateway.openai.schemas.checks import check_num_prompts
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.truncation import truncated
 from pagoda_gateway.served_model import ServedModel
@@ -50,12 +51,7 @@ async def completion_prompts(
 def _check_size(body: CompletionBody, model: ServedModel, max_prompts: int) -> None:
     items, param = body.prompt, body.prompt_field
     is_truncated = body.truncate_prompt_tokens is not None
-    if len(items) > max_prompts:
-        raise InvalidRequestError(
-            f"'{param}' has {len(items)} prompts; with this n or best_of the limit is "
-            f"{max_prompts}",
-            param=param,
-        )
+    check_num_prompts(param, items, max_prompts)
     for index, item in enumerate(items):
         if isinstance(item, list) and len(item) >= model.max_model_len and not is_truncated:
             where = param if len(items) == 1 else f"{param}[{index}]"

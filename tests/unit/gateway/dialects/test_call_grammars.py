@@ -12,7 +12,7 @@ from support.tiny_tokenizer import EOS_ID, byte_level_tokenizer
 from tokenizers import AddedToken
 
 from pagoda_gateway.dialects.dialect import Dialect
-from pagoda_gateway.dialects.families import deepseek, glm, kimi, qwen3_coder
+from pagoda_gateway.dialects.families import deepseek, glm, kimi, olmo3, qwen3_coder
 from pagoda_gateway.dialects.grammar import Calls, Tool
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.text.grammars import arguments_schema
@@ -41,14 +41,16 @@ TEMPLATES = {
     "mistral, ids": "[CALL_ID][ARGS]", "qwen3_coder": "", "seed_oss": "", "gemma4": "",
     "deepseek": "", "deepseek, fenced": deepseek.FENCE, "kimi": "", "glm": "",
     "glm, one line": glm.KEY_CLOSE + glm.VALUE, "granite": "", "phi4_mini": "", "command_r7b": "",
+    "nemotron": "", "olmo3": "",
 }  # fmt: skip
-JSON = ("hermes", "llama3", "mistral", "granite", "phi4_mini", "command_r7b")
+JSON = ("hermes", "llama3", "mistral", "granite", "phi4_mini", "command_r7b", "nemotron")
 NAMES_WITH_AN_END = [name for name in TEMPLATES if name not in JSON]
 SPECIAL = [
     "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", "<tool_call|>", *deepseek.DeepSeek.marks,
-    *kimi.Kimi.marks, "<|tool_call|>", "<|/tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>",
+    "<TOOLCALL>", "</TOOLCALL>", *kimi.Kimi.marks, "<|tool_call|>", "<|/tool_call|>",
+    "<|START_ACTION|>", "<|END_ACTION|>",
 ]  # fmt: skip
-PLAIN_MARKS = [*glm.Glm.marks, qwen3_coder.SEED_OPEN, qwen3_coder.SEED_CLOSE]
+PLAIN_MARKS = [*glm.Glm.marks, *olmo3.Olmo3.marks, qwen3_coder.SEED_OPEN, qwen3_coder.SEED_CLOSE]
 MARKS = PLAIN_MARKS + SPECIAL
 ENDS_OF_TEXTS = {
     "qwen3_coder": "</parameter>", "seed_oss": "</parameter>", "glm": "</arg_value>",
@@ -135,6 +137,8 @@ def test_text_may_come_before_or_instead(name: str, marks: bool) -> None:
         + 'go_2\n```json\n{"ok": %s}\n```' + deepseek.CALL_END + deepseek.CALLS_END,
         "granite": '<|tool_call|>[{"name": "go_2", "arguments": {"ok": %s}}]',
         "phi4_mini": '<|tool_call|>[{"name": "go_2", "arguments": {"ok": %s}}]<|/tool_call|>',
+        "nemotron": '<TOOLCALL>[{"name": "go_2", "arguments": {"ok": %s}}]</TOOLCALL>',
+        "olmo3": "<function_calls>go_2(ok=%s)</function_calls>",
         "command_r7b": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "go_2", '
         '"parameters": {"ok": %s}}\n]<|END_ACTION|>',
         "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.go_2:0"

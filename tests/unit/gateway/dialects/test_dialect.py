@@ -8,6 +8,7 @@ from pagoda_gateway.dialects.families import deepseek
 from pagoda_gateway.dialects.families.deepseek import DeepSeek
 from pagoda_gateway.dialects.families.glm import Glm
 from pagoda_gateway.dialects.families.kimi import Kimi
+from pagoda_gateway.dialects.families.olmo3 import Olmo3
 from pagoda_gateway.dialects.parts import ContentText, ReasoningText
 
 LLAMA = "<|start_header_id|>user<|end_header_id|>"
@@ -30,6 +31,8 @@ LLAMA = "<|start_header_id|>user<|end_header_id|>"
         ("respond with <|tool_call|> and a list", "granite", {"<|tool_call|>"}),
         ("<|tool|>{{ tools }}<|/tool|>", "phi4_mini", {"<|tool_call|>", "<|/tool_call|>"}),
         ("<|tool_call|>[]<|/tool_call|>", "phi4_mini", {"<|tool_call|>", "<|/tool_call|>"}),
+        ("<TOOLCALL>{{ call }}</TOOLCALL>", "nemotron", {"<TOOLCALL>", "</TOOLCALL>"}),
+        ("<functions>{{ tools }}<function_calls>", "olmo3", set(Olmo3.marks)),
         ("<|START_ACTION|>", "command_r7b", {"<|START_ACTION|>", "<|END_ACTION|>"}),
         ("<tool_call><function=x><parameter=y>", "qwen3_coder", {"<tool_call>", "</tool_call>"}),
         (

@@ -10,7 +10,7 @@ from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-LIMITS = {"max_n": 16}
+LIMITS = {"max_n": 16, "max_sequences": 128}
 
 
 def chat(**fields: Any) -> ChatBody:

@@ -1,7 +1,8 @@
-r"""Marks around a JSON list of calls: Granite 3, Phi 4 mini and Command R7B.
+r"""Marks around a JSON list of calls: Granite 3, Phi 4 mini, Llama Nemotron and Command R7B.
 
 Granite has one mark, `<|tool_call|>[{"name": ..., "arguments": {...}}]`, Phi another one after it,
-`<|/tool_call|>`. Command R7B numbers calls, each on a line of its own:
+`<|/tool_call|>`, Nemotron `<TOOLCALL>` and `</TOOLCALL>`. Command R7B numbers calls, each on a line
+of its own:
 `<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": ..., "parameters": {...}}\n]`
 `<|END_ACTION|>`.
 """
@@ -23,6 +24,7 @@ from pagoda_gateway.dialects.source import Reading
 
 CALL, CALL_END = "<|tool_call|>", "<|/tool_call|>"
 ACTION, ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
+TOOLCALL, TOOLCALL_END = "<TOOLCALL>", "</TOOLCALL>"
 TOOLS, TOOLS_END = "<|tool|>", "<|/tool|>"
 """Of the tools that Phi is offered; its template shows no call."""
 
@@ -58,6 +60,11 @@ class JsonList:
     def phi4_mini(cls) -> "JsonList":
         """Return Phi 4 mini."""
         return cls("phi4_mini", (CALL, CALL_END))
+
+    @classmethod
+    def nemotron(cls) -> "JsonList":
+        """Return Llama Nemotron."""
+        return cls("nemotron", (TOOLCALL, TOOLCALL_END))
 
     @classmethod
     def command_r7b(cls) -> "JsonList":

@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from pagoda_gateway.errors import ContentPolicyError, GatewayError, InvalidRequestError, joined
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.openai.beam_search import check_grammar
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
 from pagoda_gateway.openai.request_processor import Body
 from pagoda_gateway.openai.schemas import formats
 
 _BINDING = frozenset((*formats.FIELDS, "tools", "text", "output_config"))
-_BESIDE = frozenset(("model", "tool_choice", "parallel_tool_calls", "ignore_eos"))
+_BESIDE = frozenset(
+    ("model", "tool_choice", "parallel_tool_calls", "ignore_eos", "use_beam_search")
+)
 _REQUIRED = {
     "messages": [{"role": "user", "content": "x"}],
     "prompt": "x",
@@ -57,7 +60,9 @@ class FormCheck(Generic[Sent, Body]):
             return error
         try:
             model = self._gateway.model_of(caller.key, body.model)
-            await self._endpoint.processors[model.name].form(body, "")
+            processor = self._endpoint.processors[model.name]
+            form = await processor.form(body, "")
+            check_grammar(form.grammar, processor.options(body))
         except InvalidRequestError as other:
             return joined([error, other])
         except GatewayError:  # nobody has the time now, or the model is not for this key

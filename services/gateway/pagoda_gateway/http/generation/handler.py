@@ -65,7 +65,11 @@ class GenerationHandler(Generic[Sent, Body]):
         self._endpoint = endpoint
         self._bodies = BodyReader.of(gateway)
         settings = gateway.settings
-        self._limits = {"max_n": settings.max_n, "max_beam_width": settings.max_beam_width}
+        self._limits = {
+            "max_n": settings.max_n,
+            "max_beam_width": settings.max_beam_width,
+            "max_sequences": settings.max_sequences,
+        }
         self._form_check = FormCheck(gateway, endpoint, self._limits)
 
     async def handle(self, request: Request) -> GenerationResponse:

@@ -5,7 +5,7 @@ one answer names every wrong field. Knows no model: whether token ids exist and 
 is checked later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from pydantic import ValidationInfo
@@ -239,6 +239,16 @@ def check_logit_bias(bias: dict[str, Any] | None) -> None:
         more = len(problems) - MAX_NAMED_KEYS
         listed = "; ".join(problems[:MAX_NAMED_KEYS]) + (f"; and {more} more" if more > 0 else "")
         raise InvalidRequestError(f"'logit_bias': {listed}", param="logit_bias")
+
+
+def check_num_prompts(name: str, prompts: Sized, max_prompts: int) -> None:
+    """Raise InvalidRequestError if a field has more prompts than this `n` leaves room for."""
+    if len(prompts) > max_prompts:
+        raise InvalidRequestError(
+            f"'{name}' has {len(prompts)} prompts; with this n or best_of the limit is "
+            f"{max_prompts}",
+            param=name,
+        )
 
 
 def prompt_items(prompt: Any, *, param: str = "prompt") -> list[str | list[int]]:

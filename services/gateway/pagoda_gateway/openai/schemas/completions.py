@@ -17,7 +17,7 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = Field(None, validate_default=True)  # after what its check looks at
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(None, ge=1, validate_default=True)  # so is this
     suffix: Refused = None
     prompt_embeds: Refused = None
 
@@ -54,9 +54,14 @@ class CompletionBody(GenerationBody):
     def _check_best_of(cls, value: int | None, info: ValidationInfo) -> int | None:
         if info.context is not None and info.data.get("use_beam_search"):
             beam_search.check_width("best_of", value, info.context["max_beam_width"])
-        if value is None or "n" not in info.data:  # n is wrong itself
+        if "n" not in info.data:  # it is wrong itself
             return value
         num_choices = info.data["n"] or 1
+        if info.context is not None:
+            most = info.context["max_sequences"] // max(value or 1, num_choices)
+            checks.check_num_prompts("prompt", info.data.get("prompt", ()), max(1, most))
+        if value is None:
+            return value
         if value < num_choices:
             raise InvalidRequestError(
                 f"'best_of' is {value}; it must be >= n {num_choices}", param="best_of"
