@@ -2,12 +2,17 @@
 
 The client library's fetch() waits for a full batch or its timeout, and its abandoned pulls take
 messages along. Here one pull stays open; whatever has arrived is handed on at once.
+
+Messages whose handler failed go back to the stream, for any replica, and nothing is handed on for a
+while that grows with each failure in a row. What is handed on then is one message, and after each
+success twice as many: one that never succeeds holds up few others, and not for long.
 """
 
 import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -32,7 +37,9 @@ M = TypeVar("M", bound=Message)
 ACK_WAIT_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 HANDLER_SECONDS = 25.0  # below ACK_WAIT_SECONDS, else a batch would run twice at once
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0  # after the first failure; twice as long after each further one in a row
+MAX_RETRY_SECONDS = 10.0
+LOG_SECONDS = 60.0  # between lines about handlers that fail
 PULL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 1.25  # without any sign of the pull: ask again
@@ -41,7 +48,7 @@ PAUSE_SECONDS = 0.1
 ACK = b"+ACK"
 TERM = b"+TERM"
 NAK_NOW = b"-NAK"
-NAK_LATER = b"-NAK " + json.dumps({"delay": int(RETRY_SECONDS * 1e9)}).encode()
+IN_PROGRESS = b"+WPI"
 
 
 def consumer_config(durable: str, *, batch: int, in_order: bool) -> ConsumerConfig:
@@ -54,6 +61,55 @@ def consumer_config(durable: str, *, batch: int, in_order: bool) -> ConsumerConf
         max_deliver=-1,
         max_ack_pending=1 if in_order else max(1024, 4 * batch),
     )
+
+
+def retry_seconds(num_failures: int) -> float:
+    """Return how long to wait after so many failures in a row, at least one."""
+    return min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(num_failures - 1, 30))
+
+
+class FailureLog:
+    """Says that handlers fail when that begins, then once a minute, and when they work again.
+
+    Where they fail and work by turns, that is said once a minute, too.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._said_at: float | None = None
+        self._failing_since: float | None = None
+        self._is_said = False
+        self.num_failures = 0  # in a row
+
+    async def failed(self, error: Exception, num_waiting: Callable[[], Awaitable[str]]) -> None:
+        """Note a failure; `num_waiting` says what waits meanwhile, if it is asked."""
+        now = self._clock()
+        has_begun = self._failing_since is None
+        since = self._failing_since = now if self._failing_since is None else self._failing_since
+        self.num_failures += 1
+        if self._said_at is not None and now - self._said_at < LOG_SECONDS:
+            return
+        self._said_at, self._is_said = now, True
+        waiting = await num_waiting()
+        if has_begun:
+            logger.error(
+                "%s: the handler fails; %s messages wait and come again",
+                self._name, waiting, exc_info=error,
+            )  # fmt: skip
+        else:
+            logger.error(
+                "%s: the handler has failed for %.0f s (%s); %s messages wait",
+                self._name, now - since, type(error).__name__, waiting,
+            )  # fmt: skip
+
+    def succeeded(self) -> None:
+        """Note that a handler returned."""
+        if self._failing_since is None:
+            return
+        if self._is_said:
+            seconds = self._clock() - self._failing_since
+            logger.info("%s: the handler works again, after %.0f s", self._name, seconds)
+        self._failing_since, self._is_said, self.num_failures = None, False, 0
 
 
 class StreamConsumer(Generic[M]):
@@ -79,6 +135,8 @@ class StreamConsumer(Generic[M]):
         self._message_type = message_type
         self._handler = handler
         self._name = f"{stream}/{self._durable}"
+        self._failures = FailureLog(self._name)
+        self._num_together = batch  # messages that are handed on at once
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # bounded by the one open pull
         self._pull_number = 0
@@ -101,8 +159,7 @@ class StreamConsumer(Generic[M]):
                     await self._subscription.drain()  # type: ignore[no-untyped-call]
                 else:
                     await self._subscription.unsubscribe()
-        while not self._arrived.empty():
-            await self._reply(self._arrived.get_nowait(), NAK_NOW)
+        await self._give_back_arrived()
 
     async def run(self) -> None:
         """Work until cancelled; outages of the server are waited for."""
@@ -155,7 +212,7 @@ class StreamConsumer(Generic[M]):
 
     def _take_arrived(self, first: Msg) -> list[Msg]:
         messages = [first]
-        while len(messages) < self._batch and not self._arrived.empty():
+        while len(messages) < self._num_together and not self._arrived.empty():
             message = self._arrived.get_nowait()
             if _status(message) is None:
                 messages.append(message)
@@ -176,20 +233,51 @@ class StreamConsumer(Generic[M]):
                 await self._reply(message, TERM)
         if not messages:
             return
+        if self._failures.num_failures:  # they may have waited for long
+            await self._reply_all(kept, IN_PROGRESS)
         try:
             async with asyncio.timeout(HANDLER_SECONDS):
                 await self._handler(messages)
         except asyncio.CancelledError:
             await self._reply_all(kept, NAK_NOW)
             raise
-        except Exception:
+        except Exception as error:
             BUS_HANDLER_ERRORS.labels(self._stream).inc()
-            logger.exception(
-                "%s: the handler failed; %d messages come again", self._name, len(kept)
-            )
-            await self._reply_all(kept, NAK_LATER)
+            await self._wait_after(error, kept)
         else:
             await self._reply_all(kept, ACK)
+            self._failures.succeeded()
+            self._num_together = min(self._batch, 2 * self._num_together)
+
+    async def _wait_after(self, error: Exception, failed: list[Msg]) -> None:
+        """Give everything back to the stream, and take nothing for a while."""
+        # Before them, so that what fails does not come first the next time.
+        await self._give_back_arrived()
+        for message in failed:
+            delay = retry_seconds(message.metadata.num_delivered)
+            later = json.dumps({"delay": int(delay * 1e9)})
+            await self._reply(message, b"-NAK " + later.encode())
+        await self._failures.failed(error, self._num_waiting)
+        self._num_together = 1
+        await asyncio.sleep(retry_delay(retry_seconds(self._failures.num_failures)))
+
+    async def _give_back_arrived(self) -> None:
+        for _ in range(self._arrived.qsize()):
+            message = self._arrived.get_nowait()
+            if (status := _status(message)) is None:
+                self._num_expected -= 1
+                await self._reply(message, NAK_NOW)
+            elif message.subject == self._pull_subject and status != "100":
+                self._num_expected = 0
+
+    async def _num_waiting(self) -> str:
+        """Return how many messages are not acknowledged yet, as far as JetStream says so."""
+        try:
+            with cancellation_kept():
+                info = await self._jetstream.consumer_info(self._stream, self._durable)
+        except nats.errors.Error:
+            return "some"
+        return str((info.num_pending or 0) + (info.num_ack_pending or 0))
 
     async def _on_status(self, message: Msg, status: str) -> None:
         if message.subject != self._pull_subject or status == "100":

@@ -5,6 +5,8 @@ from itertools import repeat
 
 import openai
 import pytest
+from pydantic import SecretStr
+from support.postgres import Postgres
 from support.running_gateway import API_KEY, Running, Start
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -121,3 +123,28 @@ async def test_another_tenants_files_do_not_exist(running: Running) -> None:
             await theirs.batches.create(
                 input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
             )
+
+
+async def test_a_database_that_is_gone_is_a_503_for_files_and_batches(
+    start: Start, postgres: Postgres
+) -> None:
+    url = postgres.new_database()
+    batch = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    async with start(ledger_url=SecretStr(url)) as running, running.sdk() as client:
+        file = await client.files.create(file=b"{}", purpose="batch")
+        batch["input_file_id"] = file.id
+        form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
+        postgres.shut_out(url)
+        refused = [
+            await running.http.post("/v1/files", **form),
+            await running.http.get("/v1/files"),
+            await running.http.get(f"/v1/files/{file.id}/content"),
+            await running.http.delete(f"/v1/files/{file.id}"),
+            await running.http.post("/v1/batches", json=batch),
+            await running.http.get("/v1/batches"),
+        ]
+        postgres.let_in(url)
+        assert (await running.http.post("/v1/batches", json=batch)).status_code == 200
+    assert [answer.status_code for answer in refused] == [503] * len(refused)
+    assert {answer.headers["retry-after"] for answer in refused} == {"2"}
+    assert running.gateway.bodies.num_held_bytes == 0

@@ -1,16 +1,20 @@
 """The database of the gateways: SQLite embedded, or PostgreSQL shared by replicas.
 
 One thread does all its work, in transactions; what requests wait for (whose key is this?) has
-threads and connections of its own, so that no work delays it. Knows no table.
+threads and connections of its own, so that no work delays it. A connection to PostgreSQL that
+answers nothing is cut off when a call's time is up. Knows no table.
 """
 
 import asyncio
 import contextlib
+import logging
+import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 import sqlalchemy as sa
@@ -21,8 +25,12 @@ from pagoda_gateway.accounts.migrate import migrate
 from pagoda_runtime.errors import StartError
 from pagoda_runtime.needed import needed_folder
 
+if TYPE_CHECKING:
+    import psycopg  # else 10 MB of every gateway whose database is a file
+
 VARIABLE = "PAGODA_GATEWAY_LEDGER_URL"
 CALL_SECONDS = 20.0
+LOOK_UP_SECONDS = 5.0  # one row by its key; nobody waits longer for it
 LOOK_UP_THREADS = 2
 MAX_LOOK_UPS = 256  # running and waiting; more are refused at once
 CHECKOUT_SECONDS = 5.0
@@ -31,8 +39,10 @@ CLOSE_SECONDS = 20.0
 NOT_ANSWERING = (OSError, sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
 """What means that the database does not answer; Python's own TimeoutError is an OSError."""
 
-# What PostgreSQL's client library is told unless the URL says otherwise. A statement ends before
-# the call that waits for it; a dead server is noticed.
+# What PostgreSQL's client library is told unless the URL says otherwise. A server that works ends
+# a statement before the call that waits for it is over; one whose host is dead is noticed while
+# something is being sent to it. Neither helps where the host is well and the server process or a
+# pooler before it hangs: then the call's turn ends, see `_Turn`.
 POSTGRESQL_OPTIONS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
@@ -42,12 +52,54 @@ POSTGRESQL_OPTIONS = {
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
+
+class _Turn:
+    """One call's turn at a connection, which ends in time whatever the server does.
+
+    The call's thread takes and leaves; the event loop ends it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: psycopg.Connection[Any] | None = None
+        self._is_over = False
+
+    def take(self, connection: "psycopg.Connection[Any]") -> None:
+        """Note what the call's thread may come to wait for.
+
+        Raises:
+            TimeoutError: the turn is over.
+        """
+        with self._lock:
+            if self._is_over:
+                raise TimeoutError("the time for this call is over")
+            self._connection = connection
+
+    def leave(self) -> None:
+        """Forget the connection: it is somebody else's from now on."""
+        with self._lock:
+            self._connection = None
+
+    def end(self) -> None:
+        """Give up: a thread that waits for the server gets an error from its connection now."""
+        with self._lock:
+            self._is_over = True
+            if self._connection is not None and _cut_off(self._connection):
+                logger.warning("the database did not answer in time; its connection is cut off")
+
 
 class Database:
     """An engine with an asynchronous face; made by `open_database`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self._here = threading.local()  # each thread's turn
+        if self.is_postgresql:
+            sa.event.listen(engine, "do_connect", self._connect)
+            sa.event.listen(engine, "checkout", self._on_checkout)
+            sa.event.listen(engine, "checkin", self._on_checkin)
         self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._look_ups = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="look-up")
@@ -61,11 +113,13 @@ class Database:
     async def call(self, work: Callable[[sa.Connection], T]) -> T:
         """Return what `work` returns, done in one transaction: all of it, or nothing if it raises.
 
-        Everybody waits for one thread, so work is short.
+        Everybody waits for one thread, so work is short. Nothing is tried a second time here:
+        whoever does so sees to it that work which was done counts once.
 
         Raises:
             TimeoutError: it took too long; it may yet be done.
-            SQLAlchemyError: the database refused.
+            SQLAlchemyError: the database refused. An OperationalError may come instead of the
+                answer to a commit, so that it may have been done as well.
         """
 
         def transaction() -> T:
@@ -73,7 +127,8 @@ class Database:
                 return work(connection)
 
         async with asyncio.timeout(CALL_SECONDS):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+            future = self._submit(self._thread, transaction, CALL_SECONDS)
+            return await asyncio.wrap_future(future)
 
     async def first(self, statement: sa.Select[Any]) -> sa.RowMapping | None:
         """Return the first row that a statement finds."""
@@ -103,13 +158,72 @@ class Database:
             with self._reader.connect() as connection:
                 return connection.execute(statement).mappings().first()
 
-        future = self._look_ups.submit(read)
+        future = self._submit(self._look_ups, read, LOOK_UP_SECONDS)
         future.add_done_callback(lambda _: self._free_look_ups.release())
         return await asyncio.wrap_future(future)
 
     def insert(self, table: sa.Table) -> Any:
         """Return an INSERT that knows what to do about conflicts."""
         return (postgresql if self.is_postgresql else sqlite).insert(table)
+
+    def _submit(
+        self, threads: ThreadPoolExecutor, work: Callable[[], T], seconds: float
+    ) -> Future[T]:
+        """Have a thread do the work, within the time and whether or not anybody waits for it."""
+        turn = _Turn()
+
+        def in_turn() -> T:
+            self._here.turn = turn
+            try:
+                return work()
+            finally:
+                self._here.turn = None
+
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(seconds, turn.end)
+        future = threads.submit(in_turn)
+
+        def on_done(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the alarm with it
+                loop.call_soon_threadsafe(alarm.cancel)
+
+        future.add_done_callback(on_done)
+        return future
+
+    def _connect(self, dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+        """Make a connection that can be cut off while the dialect asks it its first things."""
+        connection = dialect.connect(*arguments, **options)
+        try:
+            self._take(connection)
+        except TimeoutError:
+            connection.close()
+            raise
+        return connection
+
+    def _on_checkout(self, connection: Any, _record: Any, _fairy: Any) -> None:
+        """See whether a connection still answers, as `pool_pre_ping` does, which none could end.
+
+        Raises:
+            InvalidatePoolError: it does not: the pool makes others.
+            TimeoutError: the turn is over.
+        """
+        self._take(connection)
+        try:
+            self._engine.dialect.do_ping(connection)
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            raise sa.exc.InvalidatePoolError from error
+
+    def _on_checkin(self, _connection: Any, _record: Any) -> None:
+        if turn := self._turn:
+            turn.leave()
+
+    def _take(self, connection: "psycopg.Connection[Any]") -> None:
+        if turn := self._turn:
+            turn.take(connection)
+
+    @property
+    def _turn(self) -> _Turn | None:
+        return getattr(self._here, "turn", None)
 
     async def close(self) -> None:
         """Finish what runs and close the connections."""
@@ -183,11 +297,26 @@ def _engine(address: URL) -> sa.Engine:
         "json_deserializer": orjson.loads,
     }
     if address.get_backend_name() == "postgresql":
-        return sa.create_engine(address, pool_pre_ping=True, **options)
+        return sa.create_engine(address, **options)
     arguments = {"check_same_thread": False, "timeout": SQLITE_WAIT_SECONDS}
     engine = sa.create_engine(address, connect_args=arguments, **options)
     sa.event.listen(engine, "connect", _configure_sqlite)
     return engine
+
+
+def _cut_off(connection: "psycopg.Connection[Any]") -> bool:
+    """Shut a connection's socket down under the thread that uses it; False: it is closed."""
+    import psycopg  # loaded already: a connection of its own is here
+
+    try:
+        held = socket.socket(fileno=os.dup(connection.fileno()))
+        with held:
+            # Had it been closed before it was copied, the number could be of any other file.
+            connection.fileno()
+            held.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        return False
+    return True
 
 
 def _json_text(value: object) -> str:

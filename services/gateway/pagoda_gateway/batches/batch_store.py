@@ -1,7 +1,8 @@
 """Batches in the database: what they are to run, who is at it, and each line's answer.
 
 Replicas share them. One works on a batch as long as it renews its lease; what it writes counts only
-while the lease is its own, in the same transaction. Knows no request and no file's content.
+while the lease is its own, in the same transaction. When a lease ends is for one clock to say: the
+database server's, or the host's that has the file. Knows no request and no file's content.
 """
 
 import asyncio
@@ -21,10 +22,13 @@ from pagoda_runtime.identity import new_ulid
 
 WINDOW_SECONDS = 24 * 3600.0
 LEASE_SECONDS = 15.0  # workers end what a dead gateway ran within 5 s: before anybody runs it again
+CLOCK_STEP_SECONDS = 5.0  # a clock that is set back by less makes no lease end early
 MAX_BATCHES = 10_000  # of one tenant; they are forgotten when their files would have expired
 MAX_UNFINISHED = 200  # of one tenant
 RETRY_AFTER_SECONDS = 60.0
 _CANDIDATES = 8
+# Not now(), which stands still within a transaction, and so while that waits for a row.
+_SERVER_SECONDS = sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 _FORGOTTEN_AT_ONCE = 64
 
 
@@ -51,11 +55,24 @@ class BatchStore:
     """Every tenant's batches; one that is not the tenant's own does not exist for it."""
 
     def __init__(
-        self, database: Database, files: FileStore, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        files: FileStore,
+        clock: Callable[[], float] = time.time,
+        lease_clock: Callable[[], float] | None = None,
     ) -> None:
+        """Keep batches in `database`.
+
+        Args:
+            database: shared by replicas.
+            files: theirs, in the same database.
+            clock: Unix seconds; what clients are told.
+            lease_clock: when leases end; None: PostgreSQL's own, with SQLite `clock`.
+        """
         self._database = database
         self._files = files
         self._clock = clock
+        self._lease_clock = lease_clock or (None if database.is_postgresql else clock)
         self._changed = asyncio.Event()  # replaced whenever a client changed something
 
     async def create(self, tenant: str, api_key_id: str, body: BatchBody) -> sa.RowMapping:
@@ -173,13 +190,13 @@ class BatchStore:
 
         Tenants with fewer batches at work come first, then older batches.
         """
-        now = self._clock()
-        is_free = BATCHES.c.lease_unix_seconds <= now
+        now = self._lease_now()
+        is_free = sa.not_(_is_leased(BATCHES, now))
         others = BATCHES.alias()
         at_work = (
             sa.select(sa.func.count())
             .where(others.c.tenant == BATCHES.c.tenant)
-            .where(others.c.status.in_(UNFINISHED), others.c.lease_unix_seconds > now)
+            .where(others.c.status.in_(UNFINISHED), _is_leased(others, now))
             .scalar_subquery()
         )
         candidates = (
@@ -342,12 +359,16 @@ class BatchStore:
         statement = sa.delete(BATCHES).where(BATCHES.c.batch_id.in_(old))
         await self._database.call(lambda c: c.execute(statement))
 
+    def _lease_now(self) -> sa.ColumnElement[float]:
+        """Return the time by which leases end, as the statement that it is put into finds it."""
+        return _SERVER_SECONDS if self._lease_clock is None else sa.literal(self._lease_clock())
+
     def _keep(self, connection: sa.Connection, batch_id: str, owner: str) -> str:
         """Renew the lease, which locks the row for this transaction; return the status."""
         kept = connection.execute(
             sa.update(BATCHES)
             .where(BATCHES.c.batch_id == batch_id, BATCHES.c.owner == owner)
-            .values(lease_unix_seconds=self._clock() + LEASE_SECONDS)
+            .values(lease_unix_seconds=self._lease_now() + LEASE_SECONDS)
         )
         if not kept.rowcount:
             raise LeaseLostError(batch_id)
@@ -362,6 +383,15 @@ class BatchStore:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _is_leased(batches: sa.FromClause, now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:
+    """Return whether somebody has a batch.
+
+    A lease that ends later than any that was taken by now is of a clock that was set back since.
+    """
+    ends = batches.c.lease_unix_seconds
+    return sa.and_(ends > now, ends <= now + (LEASE_SECONDS + CLOCK_STEP_SECONDS))
 
 
 def answers_file_id(batch_id: str, *, has_errors: bool) -> str:

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import uuid
 
 import pytest
@@ -18,6 +19,7 @@ class Taker:
     def __init__(self, num_failures: int = 0) -> None:
         self.batches: list[list[str]] = []
         self.num_failures = num_failures
+        self.failed: list[list[str]] = []
         self._changed = asyncio.Condition()
 
     @property
@@ -27,6 +29,7 @@ class Taker:
     async def __call__(self, messages: list[CancelRequest]) -> None:
         if self.num_failures:
             self.num_failures -= 1
+            self.failed.append([message.request_id for message in messages])
             raise ValueError("not yet")
         async with self._changed:
             self.batches.append([message.request_id for message in messages])
@@ -35,6 +38,21 @@ class Taker:
     async def wait_for(self, num_messages: int) -> None:
         async with asyncio.timeout(60), self._changed:
             await self._changed.wait_for(lambda: len(self.ids) >= num_messages)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long consumers would have waited after failures; they do not wait."""
+    waited: list[float] = []
+
+    def next_wait(seconds: float) -> float:
+        waited.append(seconds)
+        return 0.0
+
+    monkeypatch.setattr(stream_consumer, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(stream_consumer, "MAX_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(stream_consumer, "retry_delay", next_wait)
+    return waited
 
 
 @pytest.fixture
@@ -212,6 +230,90 @@ async def test_a_failed_batch_comes_again(bus: Bus, stream: str) -> None:
     await taker.wait_for(3)
 
     assert sorted(taker.ids) == ["0", "1", "2"]
+
+
+async def test_a_handler_that_goes_on_failing_is_asked_less_and_less_often(
+    bus: Bus, stream: str, waits: list[float]
+) -> None:
+    taker = Taker(num_failures=7)
+    await make_stream(bus, stream)
+    await fill(bus, stream, 30)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(30)
+
+    assert waits == [0.001, 0.002, 0.004, 0.008, 0.01, 0.01, 0.01]
+
+
+async def test_what_waited_for_a_handler_is_taken_once_each_and_together_again(
+    bus: Bus, stream: str, waits: list[float]
+) -> None:
+    taker = Taker(num_failures=12)
+    await make_stream(bus, stream)
+    await fill(bus, stream, 100)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(100)
+
+    assert len(waits) == 12
+    assert sorted(map(int, taker.ids)) == list(range(100))
+    assert [len(batch) for batch in taker.failed[1:]] == [1] * 11
+    assert max(len(batch) for batch in taker.batches) > 1
+
+
+async def test_a_handler_that_goes_on_failing_is_said_once_and_when_it_works_again(
+    bus: Bus, stream: str, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, stream_consumer.__name__)
+    taker = Taker(num_failures=20)
+    await make_stream(bus, stream)
+    await fill(bus, stream, 30)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(30)
+
+    begun, ended = (record for record in caplog.records if "handler" in record.message)
+    assert begun.exc_info
+    assert "30 messages wait" in begun.message
+    assert "works again" in ended.message
+
+
+async def test_a_message_that_always_fails_keeps_no_other_waiting(
+    bus: Bus, stream: str, waits: list[float]
+) -> None:
+    taker = Taker()
+
+    async def handler(messages: list[CancelRequest]) -> None:
+        if any(message.request_id == "3" for message in messages):
+            raise ValueError("never")
+        await taker(messages)
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 30)
+    await bus.consume(stream, "d", CancelRequest, handler, batch=10)
+    await taker.wait_for(29)
+
+    assert set(taker.ids) == set(map(str, range(30))) - {"3"}
+
+
+async def test_who_waits_after_a_failure_holds_nothing_back_and_ends_at_once(
+    bus: Bus, nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_consumer, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(stream_consumer, "retry_delay", lambda _: 3600.0)
+    has_failed, taker = asyncio.Event(), Taker()
+
+    async def fail(_messages: list[CancelRequest]) -> None:
+        has_failed.set()
+        raise ValueError("never")
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 20)
+    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(60):
+        failing = await replica.consume(stream, "d", CancelRequest, fail, batch=2)
+        await has_failed.wait()
+        await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+        await taker.wait_for(20)
+        await failing.unsubscribe()
+
+    assert set(taker.ids) == set(map(str, range(20)))
 
 
 async def test_an_undecodable_message_is_dropped(bus: Bus, stream: str) -> None:

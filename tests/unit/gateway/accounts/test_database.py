@@ -1,11 +1,17 @@
 """Look-ups never wait for work; everything has a bound."""
 
 import asyncio
+import contextlib
+import os
+import signal
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
+from support.postgres import Postgres
 from support.servers import free_port
 
 from pagoda_gateway.accounts import database as module
@@ -14,6 +20,7 @@ from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_runtime.errors import StartError
 
+PID = sa.select(sa.func.pg_backend_pid().label("pid"))
 FIND = sa.select(ORGANISATIONS.c.label).where(ORGANISATIONS.c.organisation == "default")
 
 
@@ -107,3 +114,123 @@ async def test_a_folder_that_cannot_be_made_names_the_setting() -> None:
     with pytest.raises(StartError, match=r"folder /proc/nowhere .*PAGODA_GATEWAY_LEDGER_URL"):
         async with open_database("sqlite:////proc/nowhere/ledger.sqlite"):
             pass
+
+
+@pytest_asyncio.fixture
+async def shared(postgres: Postgres) -> AsyncIterator[Database]:
+    async with open_database(postgres.new_database()) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Server processes that answer nothing, while PostgreSQL is well."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+async def pids_of(database: Database) -> list[int]:
+    """Return the server processes of all of a database's connections."""
+    everybody = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    return list(await database.call(lambda c: c.scalars(sa.text(everybody)).all()))
+
+
+async def test_a_connection_that_hangs_is_cut_off_and_the_next_call_has_another(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = await shared.scalar(PID)
+    with stopped(hanging):
+        monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
+        with pytest.raises(TimeoutError):
+            await shared.scalar(PID)
+        monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+        async with asyncio.timeout(30):
+            assert await shared.scalar(PID) != hanging
+
+
+async def test_a_connection_that_hangs_within_a_call_is_cut_off(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def work(connection: sa.Connection) -> None:
+        with stopped(connection.scalar(PID)):
+            try:
+                connection.execute(FIND)
+            finally:
+                ended.set()
+
+    monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
+    with pytest.raises(TimeoutError):
+        await shared.call(work)
+    assert await asyncio.to_thread(ended.wait, 30)
+
+
+async def test_who_gives_up_leaves_no_thread_with_a_connection_that_hangs(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun = threading.Event()
+
+    def work(connection: sa.Connection) -> None:
+        with stopped(connection.scalar(PID)):
+            has_begun.set()
+            connection.execute(FIND)
+
+    monkeypatch.setattr(module, "CALL_SECONDS", 0.5)
+    left = asyncio.create_task(shared.call(work))
+    await asyncio.to_thread(has_begun.wait, 30)
+    left.cancel()
+    monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+    async with asyncio.timeout(30):
+        await shared.scalar(PID)
+
+
+async def test_look_ups_that_hang_are_cut_off_and_the_next_have_other_connections(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as made:
+        for _ in range(module.LOOK_UP_THREADS):
+            made.enter_context(shared._engine.connect())
+    with stopped(*await pids_of(shared)):
+        monkeypatch.setattr(module, "LOOK_UP_SECONDS", 0.2)
+        hanging = [shared.look_up(FIND) for _ in range(module.LOOK_UP_THREADS)]
+        errors = await asyncio.gather(*hanging, return_exceptions=True)
+        monkeypatch.setattr(module, "LOOK_UP_SECONDS", 60.0)
+        async with asyncio.timeout(30):
+            assert await shared.look_up(FIND) is not None
+    assert all(isinstance(error, module.NOT_ANSWERING) for error in errors)
+
+
+async def test_work_whose_time_is_over_is_not_begun_on_another_connection(
+    shared: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[bool] = []
+    with stopped(await shared.scalar(PID)):
+        monkeypatch.setattr(module, "CALL_SECONDS", 0.2)
+        with pytest.raises(TimeoutError):
+            await shared.call(lambda _: begun.append(True))
+        monkeypatch.setattr(module, "CALL_SECONDS", 60.0)
+        await shared.scalar(PID)
+    assert not begun
+
+
+async def test_a_turn_that_ends_late_leaves_the_next_ones_connection_alone(
+    shared: Database,
+) -> None:
+    turns: list[module._Turn] = []
+
+    def work(_: sa.Connection) -> None:
+        turn = shared._turn
+        assert turn is not None
+        turns.append(turn)
+
+    await shared.call(work)
+    before = await pids_of(shared)
+    turns[0].end()
+    assert await pids_of(shared) == before

@@ -1,12 +1,17 @@
 """Usage counts once, names find requests."""
 
 import asyncio
+import os
 import random
+import signal
 
 import pytest
+import sqlalchemy as sa
+from support.postgres import Postgres
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.accounts import database as database_module
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.errors import NotFoundError
@@ -51,6 +56,31 @@ async def test_replay_in_any_order_changes_nothing(ledger: Ledger) -> None:
         for start in range(0, len(records), 7):
             await ledger.apply(records[start : start + 7])
     assert await ledger.totals("t") == (200, 60)
+
+
+async def test_what_was_committed_without_an_answer_counts_once(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets the commit and hangs; it is done once it goes on, after we gave up."""
+    stopped: list[int] = []
+
+    def stop_once(connection: sa.Connection) -> None:
+        if not stopped:
+            stopped.append(connection.connection.driver_connection.info.backend_pid)
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    records = [opened("r"), closed("r", 3)]
+    async with open_ledger(postgres.new_database()) as ledger:
+        sa.event.listen(ledger.database._engine, "commit", stop_once)
+        monkeypatch.setattr(database_module, "CALL_SECONDS", 0.3)
+        try:
+            with pytest.raises(TimeoutError):
+                await ledger.apply(records)
+        finally:
+            os.kill(stopped[0], signal.SIGCONT)
+        monkeypatch.setattr(database_module, "CALL_SECONDS", 60.0)
+        await ledger.apply(records)
+        assert await ledger.totals("t") == (10, 3)
 
 
 async def test_a_second_close_is_not_billed(ledger: Ledger) -> None:

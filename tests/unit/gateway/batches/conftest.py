@@ -20,4 +20,4 @@ def files(database: Database, clock: Clock) -> FileStore:
 
 @pytest.fixture
 def batches(database: Database, files: FileStore, clock: Clock) -> BatchStore:
-    return BatchStore(database, files, clock)
+    return BatchStore(database, files, clock, clock)

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 import sqlalchemy as sa
 from support.batch_files import LIMITS, Clock, numbered
+from support.postgres import Postgres
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.batches.batch_store import (
+    CLOCK_STEP_SECONDS,
     LEASE_SECONDS,
     MAX_UNFINISHED,
     WINDOW_SECONDS,
@@ -69,12 +71,57 @@ async def test_a_batch_has_one_owner_until_its_lease_ends(
         await batches.renew(batch["batch_id"], "a")
 
 
+async def test_a_lease_ends_at_once_for_a_clock_that_was_set_back(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    await create(files, batches)
+    assert await batches.claim("dead") is not None
+    clock.now -= 7200
+    assert await batches.claim("b") is not None
+
+
+async def test_a_lease_outlives_a_clock_that_was_set_back_a_little(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    await create(files, batches)
+    assert await batches.claim("a") is not None
+    clock.now -= CLOCK_STEP_SECONDS
+    assert await batches.claim("b") is None
+
+
+async def test_tenants_take_turns_though_a_clock_was_set_back(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    for tenant in ("dead", "dead", "alive"):
+        await create(files, batches, tenant)
+    assert [(await batches.claim("a") or {})["tenant"] for _ in range(2)] == ["dead", "alive"]
+    clock.now -= 7200
+    claimed = [await batches.claim("b") for _ in range(3)]
+    assert [row["tenant"] for row in claimed if row] == ["dead", "alive", "dead"]
+
+
+@pytest.mark.parametrize("seconds", [20.0, -20.0, 7200.0])
+async def test_replicas_on_postgresql_go_by_its_clock_whatever_their_own_is(
+    postgres: Postgres, clock: Clock, seconds: float
+) -> None:
+    other_clock = Clock()
+    other_clock.now += seconds
+    async with open_database(postgres.new_database()) as database:
+        files = FileStore(database, LIMITS, clock)
+        mine, other = (BatchStore(database, files, its) for its in (clock, other_clock))
+        batch = await create(files, mine)
+        assert await mine.claim("a") is not None
+        assert await other.claim("b") is None
+        await mine.renew(batch["batch_id"], "a")
+        assert await other.claim("b") is None
+
+
 async def test_replicas_that_claim_at_once_get_different_batches(
     files: FileStore, batches: BatchStore, clock: Clock, url: str
 ) -> None:
     made = {(await create(files, batches))["batch_id"] for _ in range(6)}
     async with open_database(url) as second:
-        other = BatchStore(second, FileStore(second, LIMITS, clock), clock)
+        other = BatchStore(second, FileStore(second, LIMITS, clock), clock, clock)
         claimed = await asyncio.gather(
             *(store.claim(f"r{i}") for i, store in enumerate([batches, other] * 4))
         )

@@ -60,7 +60,12 @@ class Applier:
         self._reconciling = asyncio.Lock()
 
     async def apply(self, messages: Sequence[UsageRecord]) -> None:
-        """Write the records of some messages; raises what the database raises."""
+        """Write the records of some messages; raises what the database raises.
+
+        They come again then, here or at another applier, and may have been written: where the
+        answer to a commit was lost, nobody knows. Each half of a row is written once, a row is
+        sealed once, and a sequence's record is replaced by a later one alone.
+        """
         started = time.perf_counter()
         records = list(flattened(messages))
         requests = [r for r in records if not r.HasField("sequence")]

@@ -10,13 +10,14 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.admitted_body import admitted_body
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.database_route import DatabaseRoute
 
 PATH = "/v1/batches"
 
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["batches"])
+    router = APIRouter(tags=["batches"], route_class=DatabaseRoute)
     batches = gateway.batches
 
     @router.post(PATH, openapi_extra=described(BatchObject, body=BatchBody))

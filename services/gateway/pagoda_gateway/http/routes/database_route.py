@@ -14,6 +14,7 @@ from pagoda_gateway.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 2.0
+_FULL = ("disk is full", "No space left on device")  # SQLite's words, and PostgreSQL's
 
 
 class DatabaseRoute(APIRoute):
@@ -41,7 +42,8 @@ def database_answers(request: Request) -> Iterator[None]:
         yield
     except NOT_ANSWERING as error:
         logger.warning("%s %s: %r", request.method, request.url.path, error)
+        is_full = any(text in str(error) for text in _FULL)
+        why = "takes nothing: its disk is full" if is_full else "does not answer"
         raise UnavailableError(
-            "the database of accounts does not answer; try again",
-            retry_after_seconds=RETRY_AFTER_SECONDS,
+            f"the database of accounts {why}; try again", retry_after_seconds=RETRY_AFTER_SECONDS
         ) from error

@@ -11,6 +11,7 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.batches.upload import upload
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
+from pagoda_gateway.http.routes.database_route import DatabaseRoute
 
 PATH = "/v1/files"
 _MEDIA_TYPE = "application/octet-stream"
@@ -37,7 +38,7 @@ _CONTENT = {"responses": {"200": {"content": {_MEDIA_TYPE: {"schema": _BYTES}}}}
 
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["files"])
+    router = APIRouter(tags=["files"], route_class=DatabaseRoute)
     files = gateway.files
 
     @router.post(PATH, openapi_extra=described(FileObject) | {"requestBody": _FORM})
