@@ -35,15 +35,17 @@ class Kvstore:
 
 
 @contextlib.asynccontextmanager
-async def running_kvstore(cluster: Cluster, folder: Path) -> AsyncIterator[Kvstore]:
-    settings = KvstoreSettings(grpc_port=free_port(), nvme_bytes=0, nvme_dir=folder)
+async def running_kvstore(
+    cluster: Cluster, folder: Path, *, port: int | None = None
+) -> AsyncIterator[Kvstore]:
+    settings = KvstoreSettings(grpc_port=port or free_port(), nvme_bytes=0, nvme_dir=folder)
     stop = asyncio.Event()
     store = Kvstore(cluster, f"127.0.0.1:{settings.grpc_port}", set(), asyncio.Condition())
 
     async def on_events(events: list[kv_event_pb2.KvEvent]) -> None:
         async with store.changed:
             for event in events:
-                if event.tier == kv_event_pb2.TIER_CPU:
+                if event.worker_id == worker_id and event.tier == kv_event_pb2.TIER_CPU:
                     store.held.update(split_hashes(event.stored))
             store.changed.notify_all()
 
@@ -56,6 +58,7 @@ async def running_kvstore(cluster: Cluster, folder: Path) -> AsyncIterator[Kvsto
     async with grpc_channel(store.endpoint, token="test-cluster-token") as channel:
         stub = kv_store_pb2_grpc.KvStoreServiceStub(channel)
         await stub.Stats(kv_store_pb2.StatsRequest(), timeout=SECONDS, wait_for_ready=True)
+    worker_id = (folder / "store_id").read_text().strip()
     await cluster.bus.consume(
         subjects.KV_EVENTS_STREAM,
         f"test-{new_request_id()}",

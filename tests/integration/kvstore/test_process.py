@@ -87,6 +87,18 @@ async def test_sigterm_writes_what_is_queued(nats_common: CommonSettings) -> Non
     assert len(found) == 40
 
 
+async def test_a_damaged_id_does_not_end_the_start(nats_common: CommonSettings, bus: Bus) -> None:
+    path = nats_common.home / "kvstore" / "store_id"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"kvstore-\xff3v9w2x8\n")
+    with running_service(
+        "kvstore", nats_common, {"PAGODA_KVSTORE_GRPC_PORT": str(free_port())}
+    ) as kv:
+        status = await next_status(bus)
+        assert path.read_text() == f"{status.worker_id}\n"
+        assert kv.stop() == 0
+
+
 def test_unknown_setting_refuses_to_start(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "pagoda_kvstore"],

@@ -9,6 +9,7 @@ from support.worker_cluster import Answer, Cluster
 
 from pagoda_engine import Engine
 from pagoda_runtime.block_hash import split_hashes
+from pagoda_worker.tiers import known_blocks
 
 pytestmark = pytest.mark.integration
 
@@ -86,6 +87,23 @@ async def test_what_nobody_used_again_waits_until_no_worker_of_the_machine_compu
     hashes = set(split_hashes(answer.request.block_hashes))
     assert len(looks) >= 4
     assert not any(hashes & held for held in looks[:4])
+
+
+async def test_a_kvstore_that_came_back_empty_is_given_what_is_used_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_blocks, "SURE_SECONDS", 0.0)
+    port = free_port()
+    async with running_kvstore(cluster, tmp_path / "lost", port=port) as store:
+        await cluster.start_decode("decode-1", kvstore_endpoint=store.endpoint)
+        answer = await cluster.generate("decode-1", PROMPT)
+        await answer.finished()
+        await store.holds(answer)
+
+    async with running_kvstore(cluster, tmp_path / "empty", port=port) as store:
+        again = await cluster.generate("decode-1", PROMPT)
+        await again.finished()
+        await store.holds(again)
 
 
 async def test_absent_kvstore_is_a_miss(cluster: Cluster) -> None:

@@ -28,7 +28,7 @@ class DeviceState:
         """Return whether to try: always, but after a refusal only once in a while."""
         return not self._is_failing or self._clock() >= self._retry_at
 
-    def refused(self, error: OSError) -> None:
+    def refused(self, error: Exception) -> None:
         """Note that a write failed for good."""
         self.num_errors += 1
         self._retry_at = self._clock() + RETRY_SECONDS

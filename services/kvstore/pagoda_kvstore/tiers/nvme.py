@@ -3,7 +3,8 @@
 Space is taken back by dropping the oldest segment: over the budget, or once the device is full.
 Its pinned blocks, and those used since they were written, move on to a new segment, at most half
 of it, so that dropping always gains room. What cannot be read is lost, what cannot be written is
-dropped; neither is an error of a caller. One thread appends; any thread reads.
+dropped; neither is an error of a caller. A folder that was removed is made again, and what it had
+is forgotten. One thread appends; any thread reads.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagoda_kvstore.block import Block, BlockKey
+from pagoda_kvstore.errors import NvmeFolderInUseError
 from pagoda_kvstore.tiers.device_state import DeviceState, is_no_space, is_passing
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
 from pagoda_kvstore.tiers.pins import Pins
@@ -84,16 +86,8 @@ class NvmeTier:
         self._index: dict[BlockKey, _Place] = {}
         self._segments: dict[int, _Segment] = {}  # by sequence, oldest first
         self._writers: dict[tuple[bytes, int], SegmentWriter] = {}
-        scans, refused = folder.scan()
-        self.num_refused_segments = len(refused)
-        for scan in scans:
-            self._adopt(scan)
-        self._next_sequence = 1 + max(
-            [scan.header.sequence for scan in scans] + [_sequence_of(path) for path in refused],
-            default=0,
-        )
-        while self.used_bytes > budget_bytes:
-            self._drop(next(iter(self._segments.values())))
+        self._next_sequence = 1
+        self._read_folder()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -150,7 +144,11 @@ class NvmeTier:
         return blocks
 
     def append(self, blocks: Sequence[Block]) -> int:
-        """Write blocks that are not held yet; return how many. Blocks on I/O; one thread only."""
+        """Write blocks that are not held yet; return how many. Blocks on I/O; one thread only.
+
+        Without blocks it only looks whether the folder is still there.
+        """
+        self._look_after_folder()
         todo = deque(blocks)
         num_written = 0
         while todo:
@@ -196,6 +194,39 @@ class NvmeTier:
                 runs.append([(key, place)])
         return runs
 
+    def _look_after_folder(self) -> bool:
+        """Take the folder again if it was removed, or replaced; return whether it was taken."""
+        if self._folder.is_held():
+            return False
+        self._forget_all()
+        for kind in list(self._writers):
+            self._close_writer(kind)
+        with self._lock:
+            self._segments.clear()
+            self.used_bytes = 0
+        if not self.device.may_write():
+            return False
+        try:
+            self._folder.take_again()
+            self._read_folder()
+        except (OSError, NvmeFolderInUseError) as error:
+            self.device.refused(error)
+            return False
+        logger.warning("%s was gone, and is made again", self._folder.path)
+        return True
+
+    def _forget_all(self) -> None:
+        """Hold no block: the folder is gone. In whichever thread has found out."""
+        with self._lock:
+            forgotten = list(self._index)
+            self._index.clear()
+            for segment in self._segments.values():
+                segment.blocks.clear()
+        if forgotten:
+            logger.warning("%s is gone, with %d blocks", self._folder.path, len(forgotten))
+        for key in forgotten:
+            self._on_change(key, False)
+
     def _write(self, block: Block, survivors: deque[Block]) -> bool:
         """Write a block; return whether there was room. A full device loses oldest segments."""
         while True:
@@ -203,6 +234,8 @@ class NvmeTier:
                 writer = self._writer_with_room(block, survivors)
                 is_written = writer is not None and self._append_one(writer, block)
             except OSError as error:
+                if isinstance(error, FileNotFoundError) and self._look_after_folder():
+                    continue
                 victim = self._choose_victim() if is_no_space(error) else None
                 if victim is None:
                     self.device.refused(error)
@@ -328,6 +361,11 @@ class NvmeTier:
     ) -> None:
         """Hold these blocks no more, so that they may be written again elsewhere."""
         if is_passing(error):
+            self.num_read_errors += 1
+            return
+        if isinstance(error, FileNotFoundError) and not self._folder.is_held():
+            self.num_read_errors += 1
+            self._forget_all()
             return
         forgotten: list[BlockKey] = []
         with self._lock:
@@ -350,16 +388,29 @@ class NvmeTier:
         logger.warning("damaged block in %s, slot %d: dropped", place.segment.path.name, place.slot)
         self._on_change(key, False)
 
+    def _read_folder(self) -> None:
+        """Hold what lies in the folder, within the budget."""
+        scans, refused = self._folder.scan()
+        self.num_refused_segments = len(refused)
+        for scan in scans:
+            self._adopt(scan)
+        found = [scan.header.sequence for scan in scans] + [_sequence_of(path) for path in refused]
+        self._next_sequence = max([self._next_sequence, *(number + 1 for number in found)])
+        while self.used_bytes > self.budget_bytes:
+            self._drop(next(iter(self._segments.values())))
+
     def _adopt(self, scan: SegmentScan) -> None:
         header = scan.header
         segment = _Segment(header, self._folder.segment_path(header.sequence), scan.num_slots)
-        self._segments[header.sequence] = segment
-        self.used_bytes += segment.num_bytes
-        for record in scan.records:
-            key = BlockKey(header.kv_identity, record.block_hash)
-            if key not in self._index:
-                segment.blocks[key] = self._index[key] = _Place(segment, record.slot)
-                self._on_change(key, True)
+        with self._lock:
+            self._segments[header.sequence] = segment
+            self.used_bytes += segment.num_bytes
+            for record in scan.records:
+                key = BlockKey(header.kv_identity, record.block_hash)
+                if key not in self._index:
+                    segment.blocks[key] = self._index[key] = _Place(segment, record.slot)
+        for key in segment.blocks:
+            self._on_change(key, True)
         kind = (header.kv_identity, header.block_bytes)
         if kind in self._writers:
             self._close_writer(kind)

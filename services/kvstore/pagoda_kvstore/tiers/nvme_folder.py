@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from pagoda_kvstore.tiers.segment import SegmentScan
 
 _LOCK_NAME = "lock"
 _ID_NAME = "store_id"
+_ID = re.compile(rb"[a-z0-9]+(-[a-z0-9]+)*")  # also one token of a subject
+_MAX_ID_BYTES = 64
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +34,30 @@ class NvmeFolder:
             OSError: it cannot be created or written.
         """
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        self._id = ""
+        self._take()
+
+    def is_held(self) -> bool:
+        """Return whether the folder is still the one that was taken: it may have been removed."""
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock_fd)
-            raise NvmeFolderInUseError(path) from error
+            return os.path.samestat((self.path / _LOCK_NAME).stat(), self._taken)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a device that fails is there
+            return True
+
+    def take_again(self) -> None:
+        """Take what lies at the folder's path now, creating it if needed, and keep the id there.
+
+        Raises:
+            NvmeFolderInUseError: another process holds it.
+            OSError: it cannot be created or written.
+        """
+        removed_fd = self._lock_fd
+        self._take()
+        os.close(removed_fd)
+        if self._id:
+            self._keep_id()
 
     def close(self) -> None:
         """Let another process take the folder."""
@@ -45,15 +65,48 @@ class NvmeFolder:
 
     def store_id(self, make_id: Callable[[], str]) -> str:
         """Return the id kept in the folder, made at its first use: restarts keep it."""
-        path = self.path / _ID_NAME
-        if path.exists() and (kept := path.read_text().strip()):
-            return kept
-        new_id = make_id()
+        self._id = self._kept_id()
+        if not self._id:
+            self._id = make_id()
+            self._keep_id()
+        return self._id
+
+    def _take(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            path.write_text(f"{new_id}\n")
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock_fd)
+            raise NvmeFolderInUseError(self.path) from error
+        self._lock_fd, self._taken = lock_fd, os.fstat(lock_fd)
+
+    def _kept_id(self) -> str:
+        path = self.path / _ID_NAME
+        try:
+            with path.open("rb") as file:
+                kept = file.read(_MAX_ID_BYTES + 2).strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            logger.warning("%s cannot be read, the store has a new id: %s", path, error)
+            return ""
+        if len(kept) > _MAX_ID_BYTES or not _ID.fullmatch(kept):
+            logger.warning("%s is damaged, the store has a new id: it says %r", path, kept)
+            return ""
+        return kept.decode()
+
+    def _keep_id(self) -> None:
+        path = self.path / _ID_NAME
+        draft = path.with_suffix(".new")
+        try:
+            with draft.open("w") as file:
+                file.write(f"{self._id}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
         except OSError as error:  # a full disk: routers learn of the blocks anew at each start
             logger.warning("the store's id is not kept in %s: %s", path, error)
-        return new_id
 
     def segment_path(self, sequence: int) -> Path:
         """Return where segment `sequence` lies."""

@@ -10,15 +10,22 @@ from pagoda_kvstore.block import Block, BlockKey
 from pagoda_kvstore.tiers.nvme import NvmeTier
 
 _BATCH_BLOCKS = 64
+_LOOK_SECONDS = 5.0
 
 
 class WriteBehind:
-    """The only caller of `NvmeTier.append`."""
+    """The only caller of `NvmeTier.append`.
 
-    def __init__(self, tier: NvmeTier, *, max_queue_bytes: int) -> None:
+    With nothing to write it has the tier look after its folder every `look_seconds`.
+    """
+
+    def __init__(
+        self, tier: NvmeTier, *, max_queue_bytes: int, look_seconds: float = _LOOK_SECONDS
+    ) -> None:
         self.num_dropped = 0  # offered while the queue was full
         self.queued_bytes = 0  # being written included; never exceeds max_queue_bytes
         self._tier, self._max_queue_bytes = tier, max_queue_bytes
+        self._look_seconds = look_seconds
         self._queue: deque[Block] = deque()
         self._queued_keys: set[BlockKey] = set()
         self._changed = threading.Condition()
@@ -64,7 +71,7 @@ class WriteBehind:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._is_stopping)
+                self._changed.wait_for(lambda: self._queue or self._is_stopping, self._look_seconds)
                 if self._is_stopping:
                     return
                 batch = [self._queue.popleft() for _ in range(min(_BATCH_BLOCKS, len(self._queue)))]

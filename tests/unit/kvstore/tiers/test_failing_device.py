@@ -135,6 +135,7 @@ def test_a_process_without_descriptors_loses_nothing(
         patch.setattr(os, "open", open_none)
         assert tier.read([make_key("a")]) == []
 
+    assert tier.num_read_errors == 1
     assert tier.read([make_key("a")]) == [make_block("a")]
 
 

@@ -1,93 +1,11 @@
 """Bounds of the write-through queue, against a small KvStoreService on real gRPC."""
 
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-import pytest_asyncio
 import torch
+from support.write_through import BLOCK_BYTES, Harness, h
 
-from pagoda.rpc.v1 import kv_store_pb2, kv_store_pb2_grpc
-from pagoda_engine import StepResult
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.rpc_server import grpc_server
-from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
-from pagoda_worker.tiers.write_through import WriteThrough
-
-BLOCK_BYTES = 2**18
-
-
-class Store(kv_store_pb2_grpc.KvStoreServiceServicer):
-    def __init__(self) -> None:
-        self.messages: list[kv_store_pb2.PutRequest] = []
-
-    async def Put(self, request_iterator, context):
-        count = 0
-        async for message in request_iterator:
-            self.messages.append(message)
-            count += len(message.blocks)
-        return kv_store_pb2.PutResponse(num_stored=count)
-
-    @property
-    def hashes(self) -> list[bytes]:
-        return [block.block_hash for message in self.messages for block in message.blocks]
-
-
-class Pool:
-    block_bytes = BLOCK_BYTES
-
-    def __init__(self) -> None:
-        self.on_read = lambda: None
-
-    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
-        self.on_read()
-        rows = [torch.full((BLOCK_BYTES,), i % 256, dtype=torch.uint8) for i in block_ids]
-        return torch.stack(rows)
-
-
-class Harness:
-    def __init__(self, channel, max_bytes: int, *, writes_all: bool = True) -> None:
-        self.pool = Pool()
-        self.resident = ResidentBlocks()
-        self.parents = ParentHashes(1000)
-        self.num_dropped = 0
-        self.writer = WriteThrough(
-            channel,
-            kv_cache=self.pool,
-            resident=self.resident,
-            parents=self.parents,
-            kv_identity=bytes(16),
-            executor=ThreadPoolExecutor(1),
-            max_bytes=max_bytes,
-            writes_all=writes_all,
-            on_dropped=self._on_dropped,
-        )
-
-    def _on_dropped(self, count: int) -> None:
-        self.num_dropped += count
-
-    def store(self, *numbers: int, evicted: tuple[int, ...] = ()) -> None:
-        stored = tuple((h(number), number) for number in numbers)
-        self.resident.after_step(StepResult(stored=stored))
-        self.writer.offer(stored, map(h, evicted))
-
-
-def h(number: int) -> bytes:
-    return number.to_bytes(16, "big")
-
-
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[tuple[Store, object]]:
-    store = Store()
-
-    def add(server) -> None:
-        kv_store_pb2_grpc.add_KvStoreServiceServicer_to_server(store, server)
-
-    async with (
-        grpc_server(host="127.0.0.1", port=0, token="", add=add) as port,
-        grpc_channel(f"127.0.0.1:{port}", token="") as channel,
-    ):
-        yield store, channel
+from pagoda_worker.tiers.resident_blocks import ParentHashes
 
 
 async def test_blocks_are_written_once_with_their_parents(served) -> None:
