@@ -41,7 +41,7 @@ class SequenceRequest:
         priority: of one tenant's sequences who has the lower number goes first; among equal ones
             who must end sooner, then the older. Those above 1000 are in the background: behind all
             others.
-        deadline: unix seconds until which it is of use; ended by its caller, not by the engine.
+        deadline: until which it is of use, by its caller's clock; ended by that, not by the engine.
         tenant: whose it is; tenants share an engine fairly. Opaque.
         weight: of its tenant: one of weight 2 gets twice what one of weight 1 gets beside it.
         adapter: digest of the loaded LoRA adapter that computes it; empty: none, the model alone.

@@ -5,7 +5,6 @@ Nothing is mocked: real NATS, real gRPC, real engines. The test may also play th
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,7 +182,7 @@ class Cluster:
             plan=generate_pb2.KvPlan(
                 prefill_worker_id=prefill_worker_id, num_fetch_blocks=num_fetch_blocks
             ),
-            deadline_unix_seconds=time.time() + deadline_seconds,
+            remaining_seconds=deadline_seconds,
         )
 
     async def ask(

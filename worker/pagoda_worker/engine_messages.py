@@ -139,6 +139,7 @@ def sequence_request(
     prefill_only: bool,
     token_mask: TokenMask | None,
     first_export_block: int = 0,
+    deadline: float = math.inf,
 ) -> SequenceRequest:
     """Return the engine's form of a request.
 
@@ -171,7 +172,7 @@ def sequence_request(
         first_export_block=first_export_block,
         token_mask=token_mask,
         priority=message.priority,
-        deadline=message.deadline_unix_seconds or math.inf,
+        deadline=deadline,
         tenant=message.tenant,
         weight=as_decimal(message.weight) or 1.0,
         adapter=message.adapter,

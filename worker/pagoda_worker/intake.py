@@ -31,6 +31,7 @@ def check_message(
     num_waiting: int,
     num_waiting_of_tenant: int,
     max_num_waiting: int,
+    deadline: float,
     now: float,
     kv_source: KvSource,
     prefill_only: bool,
@@ -46,7 +47,8 @@ def check_message(
         num_waiting: sequences that wait for admission.
         num_waiting_of_tenant: those of them that are the same tenant's.
         max_num_waiting: their limit.
-        now: unix seconds.
+        deadline: when the worker gives up, by its monotonic clock.
+        now: by the same clock.
         kv_source: see `SequenceRequest`.
         prefill_only: see `SequenceRequest`.
         first_export_block: see `SequenceRequest`.
@@ -66,8 +68,10 @@ def check_message(
             f"{num_waiting_of_tenant} sequences of its tenant wait, and {num_free} of "
             f"{max_num_waiting} places (max_num_waiting) are free for everybody else",
         )
-    if message.deadline_unix_seconds and now >= message.deadline_unix_seconds:
-        return invalid(f"its deadline passed {now - message.deadline_unix_seconds:.3f} s ago")
+    if now >= deadline:
+        return Refusal(
+            generate_pb2.ADMIT_STATUS_OVERDUE, f"its deadline passed {now - deadline:.3f} s ago"
+        )
     try:
         request = engine_messages.sequence_request(
             message,
@@ -77,6 +81,7 @@ def check_message(
             prefill_only=prefill_only,
             first_export_block=first_export_block,
             token_mask=token_mask,
+            deadline=deadline,
         )
         check_request(
             request,

@@ -6,12 +6,14 @@ Knows the worker. Knows nothing of what sets the roles apart.
 import abc
 import asyncio
 import logging
+import math
 
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, status_pb2
 from pagoda_engine import KvSource, Reservation, Resumption, SequenceRequest
 from pagoda_runtime.errors import GrammarError
+from pagoda_runtime.messaging.request_server import read_at
 from pagoda_worker.cancellations import Cancellations
 from pagoda_worker.errors import EngineLoopError
 from pagoda_worker.intake import Refusal, check_message, invalid
@@ -31,7 +33,7 @@ class RoleHandler(SequenceHandler[S]):
 
     def __init__(self, worker: Worker[S]) -> None:
         self.worker = worker
-        self._cancellations = Cancellations(worker.clock)
+        self._cancellations = Cancellations(worker.monotonic)
 
     async def on_cancel(self, message: generate_pb2.CancelRequest, context: Context) -> None:
         """End the sequences that nobody wants any more, also those that arrive after this."""
@@ -149,7 +151,7 @@ class RoleHandler(SequenceHandler[S]):
                 f"worker {worker.identity.worker_id} has no adapter {message.adapter.hex()}",
             )
         others = worker.sequences.attempts(message.request_id, [message.sequence_index])
-        now = worker.clock()
+        has_deadline = message.HasField("remaining_seconds")
         request = check_message(
             message,
             worker.model,
@@ -157,7 +159,8 @@ class RoleHandler(SequenceHandler[S]):
             num_waiting=worker.sequences.num_waiting,
             num_waiting_of_tenant=worker.sequences.num_waiting_of(message.tenant),
             max_num_waiting=worker.settings.max_num_waiting,
-            now=now,
+            deadline=read_at(context) + message.remaining_seconds if has_deadline else math.inf,
+            now=worker.monotonic(),
             kv_source=kv_source,
             prefill_only=prefill_only,
             first_export_block=first_export_block,
@@ -167,14 +170,13 @@ class RoleHandler(SequenceHandler[S]):
             return request
         for other in others:
             self.end(other, f"superseded by attempt {message.attempt}")
-        return self._take_in(message, request, context, now)
+        return self._take_in(message, request, context)
 
     def _take_in(
         self,
         message: generate_pb2.GenerateRequest,
         request: SequenceRequest,
         context: Context,
-        now: float,
     ) -> S | Refusal:
         sequence = self.worker.sequence_class(
             sequence_id=request.sequence_id,
@@ -183,12 +185,12 @@ class RoleHandler(SequenceHandler[S]):
             attempt=message.attempt,
             gateway_id=message.gateway_id,
             context=context,
-            deadline=message.deadline_unix_seconds or float("inf"),
+            deadline=request.deadline,
             request=request,
             plan_num_fetch_blocks=min(message.plan.num_fetch_blocks, len(request.block_hashes)),
             next_index=len(message.output_token_ids),
         )
-        sequence.stages.accepted = now
+        sequence.stages.accepted = self.worker.clock()
         try:
             added = self.worker.add(sequence)
         except EngineLoopError as error:

@@ -47,7 +47,7 @@ class LiveSequence:
     Attributes:
         sequence_id: unique on this worker, attempt included.
         context: the trace context the gateway sent.
-        deadline: unix seconds.
+        deadline: by the worker's monotonic clock.
         plan_num_fetch_blocks: leading blocks the router wants fetched from the kvstore.
         cached: filled by the side that prefills.
         blocks: fence around blocks that are being written from outside, if any.

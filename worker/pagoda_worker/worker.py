@@ -64,7 +64,8 @@ class Worker(Generic[S]):
         settings: as given.
         bus: to everybody else.
         metrics: of all parts.
-        clock: unix seconds.
+        clock: unix seconds, for what is read.
+        monotonic: seconds, for what is judged: deadlines, and how long cancellations are kept.
         kv_cache: bytes of the engine's blocks.
         sequences: that live here.
         executor: threads that copy KV.
@@ -95,6 +96,7 @@ class Worker(Generic[S]):
         adapter_folders: Mapping[str, Path] | None = None,
         adapter_list: AdapterList | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sequence_class = sequence_class
         self.identity = identity
@@ -104,6 +106,7 @@ class Worker(Generic[S]):
         self.bus = bus
         self.metrics = metrics
         self.clock = clock
+        self.monotonic = monotonic
         self._engine = engine  # its step thread's, but for what may come from any
         self.kv_cache = engine.kv_cache
         self.sequences: SequenceTable[S] = SequenceTable()
@@ -424,7 +427,7 @@ class Worker(Generic[S]):
             await next_tick(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:
-        for sequence in self.sequences.overdue(self.clock()):
+        for sequence in self.sequences.overdue(self.monotonic()):
             self._handler.end(sequence, "the request's deadline has passed")
 
     def _tell_step_cost(self) -> None:

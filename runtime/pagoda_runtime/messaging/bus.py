@@ -7,7 +7,6 @@ by itself after an outage. Knows no subject and no message in particular.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -33,7 +32,7 @@ from pagoda_runtime.messaging.codec import (
     make_headers,
 )
 from pagoda_runtime.messaging.connection import Connection
-from pagoda_runtime.messaging.request_server import RequestServer
+from pagoda_runtime.messaging.request_server import RequestServer, with_read_at
 from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
 from pagoda_runtime.messaging.subscription import Subscription
@@ -140,7 +139,7 @@ class Bus:
     ) -> R:
         """Ask and return the answer. While disconnected it waits within the same time.
 
-        The request carries the time after which nobody waits for the answer, by this host's clock.
+        The request carries how long its answer is still waited for when it is sent.
 
         Raises:
             RequestTimeoutError: no answer in time.
@@ -238,13 +237,14 @@ class Bus:
         """Answer requests, at most `max_concurrent` at once.
 
         Up to 1024 more (64 MiB) wait, the newest are served first, and those whose callers have
-        given up not at all: shed, counted and, in case they have not, told so. If the handler
-        raises, the caller gets a RemoteHandlerError with the exception's text. `unsubscribe` lets
-        running handlers and waiting requests finish.
+        given up not at all: shed, counted and, in case they have not, told so. `read_at` of a
+        handler's context is when its request was read. If the handler raises, the caller gets a
+        RemoteHandlerError with the exception's text. `unsubscribe` lets running handlers and
+        waiting requests finish.
         """
 
-        async def answer(message: Msg) -> None:
-            await self._answer(message, request_type, handler)
+        async def answer(message: Msg, moment: float) -> None:
+            await self._answer(message, moment, request_type, handler)
 
         server = RequestServer(
             answer,
@@ -329,7 +329,8 @@ class Bus:
         context: Context | None,
     ) -> Asked[R]:
         payload = message.SerializeToString()
-        headers = header_block(make_headers(context, time.time() + timeout_seconds))
+        remaining_seconds = deadline - asyncio.get_running_loop().time()
+        headers = header_block(make_headers(context, remaining_seconds))
         try:
             reply = self._connection.replies.ask(subject, payload, headers, deadline)
         except nats.errors.Error as error:
@@ -347,12 +348,13 @@ class Bus:
     async def _answer(
         self,
         message: Msg,
+        moment: float,
         request_type: type[M],
         handler: Callable[[M, Context], Awaitable[Message]],
     ) -> None:
         payload, headers = b"", None
         try:
-            context = extract(message.headers)
+            context = with_read_at(extract(message.headers), moment)
             with attached(context):
                 response = await handler(decode(request_type, message), context)
             payload = response.SerializeToString()

@@ -1,5 +1,6 @@
 """Messages of the bus to and from bytes and headers."""
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -11,19 +12,19 @@ from pagoda_runtime.errors import MessageFormatError
 from pagoda_runtime.telemetry.tracing import inject
 
 ERROR_HEADER = "Pagoda-Error"
-DEADLINE_HEADER = "Pagoda-Deadline"  # Unix seconds: nobody waits for the answer after that
+REMAINING_HEADER = "Pagoda-Remaining-Seconds"  # from sending on; then nobody waits for the answer
 
 M = TypeVar("M", bound=Message)
 
 
 def make_headers(
-    context: Context | None, deadline_unix_seconds: float | None = None
+    context: Context | None, remaining_seconds: float | None = None
 ) -> dict[str, str] | None:
-    """Return headers with the trace context (None: the current one) and the deadline, if any."""
+    """Return headers with the trace context (None: the current one) and what is left, if any."""
     headers: dict[str, str] = {}
     inject(headers, context)
-    if deadline_unix_seconds is not None:
-        headers[DEADLINE_HEADER] = f"{deadline_unix_seconds:.3f}"
+    if remaining_seconds is not None:
+        headers[REMAINING_HEADER] = f"{remaining_seconds:.3f}"
     return headers or None
 
 
@@ -40,12 +41,12 @@ def header_block(headers: Mapping[str, str] | None) -> bytes:
     return f"NATS/1.0\r\n{text}\r\n".encode()
 
 
-def deadline_of(message: Msg) -> float | None:
-    """Return the deadline of a request in Unix seconds; None if it has none that can be read."""
+def remaining_seconds_of(message: Msg) -> float:
+    """Return how long a request's answer was waited for when it was sent; inf: it does not say."""
     try:
-        return float(message.headers[DEADLINE_HEADER]) if message.headers else None
+        return float(message.headers[REMAINING_HEADER]) if message.headers else math.inf
     except (KeyError, ValueError):
-        return None
+        return math.inf
 
 
 def decode(message_type: type[M], message: Msg) -> M:

@@ -41,6 +41,7 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             metrics=worker.metrics,
             stages=worker.stages,
             clock=worker.clock,
+            monotonic=worker.monotonic,
             worker_id=worker.identity.worker_id,
         )
 

@@ -34,6 +34,7 @@ class RemotePrefill:
         metrics: WorkerMetrics,
         stages: StageRecorder,
         clock: Callable[[], float],
+        monotonic: Callable[[], float],
         worker_id: str,
     ) -> None:
         self._leases = leases
@@ -43,6 +44,7 @@ class RemotePrefill:
         self._metrics = metrics
         self._stages = stages
         self._clock = clock
+        self._monotonic = monotonic
 
     async def run(
         self, sequence: DecodeSequence, blocks: ReservedBlocks, endpoint: str
@@ -80,14 +82,15 @@ class RemotePrefill:
         message: generate_pb2.GenerateRequest,
         endpoint: str,
     ) -> None:
-        now = self._clock()
+        remaining_seconds = sequence.deadline - self._monotonic()
+        if message.HasField("remaining_seconds"):
+            message.remaining_seconds = remaining_seconds
         request = generate_pb2.PrefillRequest(
             generate=message,
             lease=generate_pb2.Lease(
                 lease_id=lease.lease_id,
                 epoch=self._leases.epoch,
                 endpoint=endpoint,
-                expires_unix_seconds=now + self._leases.lease_seconds,
                 worker_id=self._worker_id,
             ),
             first_block=lease.blocks.first_block,
@@ -97,7 +100,7 @@ class RemotePrefill:
                 subjects.prefill(sequence.prefill_worker_id),
                 request,
                 generate_pb2.PrefillResponse,
-                timeout_seconds=min(REQUEST_SECONDS, max(sequence.deadline - now, 0.001)),
+                timeout_seconds=min(REQUEST_SECONDS, max(remaining_seconds, 0.001)),
                 context=sequence.context,
             )
         except BusError as error:

@@ -147,7 +147,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
 
     async def _export(self, sequence: PrefillSequence, target: LeaseTarget) -> None:
         """Push a sequence's blocks as they are computed, then its result."""
-        timeout = min(sequence.deadline - self.worker.clock(), MAX_PUSH_SECONDS)
+        timeout = min(sequence.deadline - self.worker.monotonic(), MAX_PUSH_SECONDS)
         reason = "failed"
         with attached(sequence.context):
             push = self._producer.push(target, timeout_seconds=max(timeout, 0.001))

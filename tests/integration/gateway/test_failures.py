@@ -1,6 +1,8 @@
 """Workers that die, refuse or stutter; routers that refuse; frames that come twice."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from support.scripted_worker import ScriptedWorker, letters, running_worker
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
+from pagoda_gateway.http import middleware
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -90,9 +93,11 @@ async def test_billed_once_over_two_attempts(start: Start, bus: Any) -> None:
             await running.tokens_arrived(5)
             await first.kill()
             answer = await asking
+            left = [worker.requests[0].remaining_seconds for worker in (first, second)]
         receipt = await running.receipt(answer)
         assert answer.json()["usage"]["completion_tokens"] == 12
         assert (receipt["output_tokens"], receipt["attempts"]) == (12, 2)
+        assert left[0] > left[1] > 0
         assert receipt["workers"] == [first.worker_id, second.worker_id]
 
 
@@ -311,6 +316,23 @@ async def test_deadline_is_a_504_and_the_worker_is_told(start: Start, bus: Any) 
         while not worker.requests:  # a busy machine may not get so far in time
             assert (await running.chat()).status_code == 504
         await worker.wait_until(lambda: "deadline" in {c.reason for c in worker.cancels})
+
+
+async def test_who_is_overdue_by_its_worker_gets_a_504(start: Start, bus: Any) -> None:
+    async with start(ScriptedWorker(bus, admit_status=pb.ADMIT_STATUS_OVERDUE)) as running:
+        answer = await running.chat()
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        assert len(running.worker.requests) == 1
+
+
+async def test_a_clock_that_is_set_while_a_request_comes_ends_it_not(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came an hour ago, by the clock that it is looked at by."""
+    now = time.time()
+    monkeypatch.setattr(middleware, "time", SimpleNamespace(time=lambda: now - 3600.0))
+    assert (await running.chat()).status_code == 200
 
 
 async def test_too_many_requests_at_once(start: Start, bus: Any) -> None:

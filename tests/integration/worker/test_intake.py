@@ -1,11 +1,15 @@
 """What a decode worker answers to requests."""
 
+import struct
+import time
+
 import pytest
 from support.fake_prefill import FakePrefill
-from support.worker_cluster import Cluster
+from support.worker_cluster import Answer, Cluster
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import SamplingParams
+from pagoda_worker import role_handler
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +72,6 @@ async def test_full_queue_refuses(cluster: Cluster) -> None:
         ({"block_hashes": b"short"}, "multiple of 16"),
         ({"block_hashes": b""}, "0 block hashes for 3 full blocks"),
         ({"cache_root": b"short"}, "cache_root"),
-        ({"deadline_unix_seconds": 1.0}, "deadline passed"),
         ({"prompt_token_ids": [1] * 100_000}, "block hashes"),
     ],
 )
@@ -90,3 +93,52 @@ async def test_impossible_request_is_invalid(
 
     assert response.status == generate_pb2.ADMIT_STATUS_INVALID
     assert says in response.message
+
+
+async def test_what_is_left_counts_from_when_the_request_was_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited here for longer than that, for a turn or for its grammar."""
+    monkeypatch.setattr(role_handler, "read_at", lambda _context: time.monotonic() - 5.0)
+    await cluster.start_decode("decode-1")
+
+    overdue = await cluster.ask("decode-1", cluster.request(PROMPT, deadline_seconds=4.0))
+    in_time = await cluster.ask("decode-1", cluster.request(PROMPT, deadline_seconds=60.0))
+
+    assert overdue.status == generate_pb2.ADMIT_STATUS_OVERDUE
+    assert "its deadline passed 1." in overdue.message
+    assert in_time.status == generate_pb2.ADMIT_STATUS_ACCEPTED
+
+
+async def test_a_prefill_worker_is_told_what_is_left_by_then(cluster: Cluster) -> None:
+    decode = await cluster.start_decode("decode-1")
+    fake = await FakePrefill(cluster, "prefill-1").start()
+    answer = await cluster.generate(
+        "decode-1", PROMPT, prefill_worker_id="prefill-1", deadline_seconds=50.0
+    )
+
+    request = await fake.next_request()
+
+    assert 0 < request.generate.remaining_seconds < 50.0
+    await fake.release(request.lease)
+    await answer.finished()
+    await cluster.idle(decode)
+
+
+async def test_a_request_of_the_form_with_a_moment_runs_until_it_is_cancelled(
+    cluster: Cluster,
+) -> None:
+    """A gateway of an older version, whose clock is an hour behind."""
+    decode = await cluster.start_decode("decode-1")
+    fake = await FakePrefill(cluster, "prefill-1").start()
+    request = cluster.request(PROMPT, prefill_worker_id="prefill-1")
+    request.ClearField("remaining_seconds")
+    request.MergeFromString(b"\x59" + struct.pack("<d", time.time() - 3600.0))  # field 11
+
+    response = await cluster.ask("decode-1", request)
+
+    assert response.status == generate_pb2.ADMIT_STATUS_ACCEPTED
+    sent = await fake.next_request()
+    assert not sent.generate.HasField("remaining_seconds")
+    await cluster.cancel("decode-1", Answer(request))
+    await cluster.idle(decode)

@@ -1,7 +1,6 @@
 """A record at the end of each attempt, on each worker that had a part in it, however it ended."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -125,7 +124,6 @@ async def test_a_prefill_whose_consumer_is_gone_has_a_record(
     await cluster.start_prefill("prefill-1")
     lease = generate_pb2.Lease(
         lease_id="void", epoch="gone", endpoint=f"127.0.0.1:{free_port()}",
-        expires_unix_seconds=time.time() + 60,
     )  # fmt: skip
     request = generate_pb2.PrefillRequest(generate=cluster.request(PROMPT * 4), lease=lease)
     response = await cluster.bus.request(

@@ -109,10 +109,12 @@ class LowerTiers:
         """Fetch these hashes' blocks into those of a sequence, from the first one on."""
         if self._client is None:
             return Fetched()
-        timeout = min(sequence.deadline - self._clock(), most_seconds, MAX_FETCH_SECONDS)
         with attached(sequence.context):
             fetched = await self._client.fetch(
-                hashes, blocks, first_block=blocks.first_block, timeout_seconds=max(timeout, 0.001)
+                hashes,
+                blocks,
+                first_block=blocks.first_block,
+                timeout_seconds=min(most_seconds, MAX_FETCH_SECONDS),
             )
         self._fetch_rate.add(fetched.num_bytes, fetched.seconds)
         self._metrics.fetched_blocks.labels("cpu").inc(fetched.num_cpu_blocks)

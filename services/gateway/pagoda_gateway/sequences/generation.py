@@ -75,7 +75,7 @@ class Generation:
         open_log: usage.OpenLog,
         span: Span,
         context: Context,
-        deadline_unix_seconds: float,
+        deadline: float,
         max_undelivered_tokens: int | None,
         max_placed: int,
         asked_ahead: AskedAhead | None = None,
@@ -92,11 +92,11 @@ class Generation:
             open_log: stores the open record.
             span: gateway.request.
             context: of the trace, with that span.
-            deadline_unix_seconds: when it must have ended.
+            deadline: when it must have ended, by the event loop's clock.
             max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
             max_placed: sequences that workers have at a time; others wait here.
             asked_ahead: has the router's answer for the first sequence; None: it was not asked.
-            clock: Unix seconds.
+            clock: Unix seconds, of its records.
         """
         self.identity = identity
         self.model = model
@@ -130,7 +130,7 @@ class Generation:
             request_id=identity.request_id,
             model=model,
             priority=identity.priority,
-            deadline_unix_seconds=deadline_unix_seconds,
+            deadline=deadline,
             trace_context=context,
             on_route=self._note_route,
             on_asking=self._note_asking,
@@ -195,9 +195,7 @@ class Generation:
     async def run(self) -> None:
         """Run every sequence to its end. Never raises but for cancellation: see `failure`."""
         self._runner = asyncio.current_task()
-        timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._request.deadline_unix_seconds - self._clock()), self._expire
-        )
+        timer = asyncio.get_running_loop().call_at(self._request.deadline, self._expire)
         for sequence in self.sequences:
             self._frames.register(self.identity.request_id, sequence)
         try:

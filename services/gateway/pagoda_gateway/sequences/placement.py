@@ -14,6 +14,7 @@ from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway import metrics
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import (
+    DeadlineError,
     GatewayError,
     InternalError,
     InvalidRequestError,
@@ -39,6 +40,7 @@ MAX_ENGINE_FAULTS = 2
 _ACCEPTED = generate_pb2.ADMIT_STATUS_ACCEPTED
 _INVALID = generate_pb2.ADMIT_STATUS_INVALID
 _OVERLOADED = generate_pb2.ADMIT_STATUS_OVERLOADED
+_OVERDUE = generate_pb2.ADMIT_STATUS_OVERDUE
 
 
 class _AttemptFailedError(Exception):
@@ -199,7 +201,6 @@ class Placer:
             cache_root=sequence.prompt.cache_root,
             block_hashes=b"".join(sequence.prompt.block_hashes),
             sampling=sequence.sampling,
-            deadline_unix_seconds=context.deadline_unix_seconds,
             priority=context.priority,
             tenant=context.tenant_tag,
             weight=context.weight,
@@ -214,6 +215,7 @@ class Placer:
         refused: set[str],
     ) -> None:
         worker_id = sequence.worker_id
+        request.remaining_seconds = context.deadline - asyncio.get_running_loop().time()
         try:
             async with sequence.asking():
                 answer = await self._bus.request(
@@ -242,6 +244,8 @@ class Placer:
         sequence.worker_id = ""  # it holds nothing of ours
         if answer.status == _INVALID:
             raise InvalidRequestError(answer.message or "the worker cannot run this sequence")
+        if answer.status == _OVERDUE:
+            raise DeadlineError(f"decode worker {worker_id} did not begin: {answer.message}")
         refused.add(worker_id)
         kind = OverloadedError if answer.status == _OVERLOADED else UnavailableError
         raise _AttemptFailedError(

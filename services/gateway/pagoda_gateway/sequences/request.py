@@ -82,7 +82,7 @@ class RequestContext:
         priority: see `RequestIdentity`.
         tenant_tag: whose it is, as workers are told, who share themselves among tenants.
         weight: see `RequestIdentity`.
-        deadline_unix_seconds: nothing goes on after this.
+        deadline: nothing goes on after this, by the event loop's clock.
         trace_context: of gateway.request.
         on_route: hears each routing answer, its attempt and its milliseconds.
         on_asking: hears that a worker is asked next, in the same turn of the event loop.
@@ -96,7 +96,7 @@ class RequestContext:
     request_id: str
     model: ServedModel
     priority: int
-    deadline_unix_seconds: float
+    deadline: float
     trace_context: Context
     on_route: Callable[[OutputSequence, RouteResponse, float], None]
     on_asking: Callable[[], None]

@@ -1,4 +1,5 @@
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from pagoda_runtime.errors import (
     RequestTimeoutError,
 )
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.request_server import read_at
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
@@ -184,6 +186,23 @@ async def test_requests_are_served_concurrently_up_to_the_limit(
 
     assert [call.result().message for call in calls] == [str(i) for i in range(8)]
     assert most == 3
+
+
+async def test_clocks_of_hosts_may_differ(
+    bus: Bus, peer: Bus, subject: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remaining: list[float] = []
+
+    async def answer(_request: CancelRequest, context: Context) -> GenerateResponse:
+        remaining.append(time.monotonic() - read_at(context))
+        return GenerateResponse()
+
+    await peer.serve(subject, CancelRequest, answer)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)  # of who asks: servers have theirs
+    await bus.request(subject, CancelRequest(), GenerateResponse, timeout_seconds=60)
+
+    assert 0 <= remaining[0] < 60
 
 
 async def test_requests_whose_callers_gave_up_are_not_served(

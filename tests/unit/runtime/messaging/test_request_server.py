@@ -8,7 +8,7 @@ import pytest_asyncio
 from nats.aio.msg import Msg
 
 from pagoda_runtime.messaging import request_server
-from pagoda_runtime.messaging.codec import DEADLINE_HEADER
+from pagoda_runtime.messaging.codec import REMAINING_HEADER
 from pagoda_runtime.messaging.request_server import RequestServer
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.telemetry.metrics import BUS_SHED
@@ -24,6 +24,7 @@ class Desk:
         self.in_time: list[str] = []
         self.too_late: list[str] = []
         self.refused: dict[str, str] = {}
+        self.read_at: dict[str, float] = {}
         self.server = RequestServer(
             self._answer,
             self._refuse,
@@ -34,7 +35,7 @@ class Desk:
         )
 
     async def ask(self, name: str, seconds: float | None = 5.0, payload: bytes = b"") -> None:
-        headers = {} if seconds is None else {DEADLINE_HEADER: str(self.now + seconds)}
+        headers = {} if seconds is None else {REMAINING_HEADER: str(seconds)}
         message = Msg(Mock(), "pagoda.v1.route.m", name, payload, headers)
         self.server.on_message(message)
         await self.settle()
@@ -48,11 +49,12 @@ class Desk:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def _answer(self, message: Msg) -> None:
+    async def _answer(self, message: Msg, moment: float) -> None:
         self.started.append(message.reply)
+        self.read_at[message.reply] = moment
         await self.done.acquire()
         assert message.headers is not None
-        deadline = float(message.headers.get(DEADLINE_HEADER, "inf"))
+        deadline = moment + float(message.headers.get(REMAINING_HEADER, "inf"))
         (self.in_time if self.now <= deadline else self.too_late).append(message.reply)
 
     async def _refuse(self, message: Msg, reason: str) -> None:
@@ -78,8 +80,17 @@ async def test_expired_request_is_shed_and_counted(tasks: BackgroundTasks) -> No
     desk.now += 2.0
     await desk.finish(2)
     assert desk.started == ["first", "patient"]
-    assert "its deadline was 1.000 s ago" in desk.refused["gives up"]
+    assert "it waited 2.000 s here and had 1.000 s left" in desk.refused["gives up"]
     assert shed("expired") - before == 1
+
+
+async def test_what_waited_is_served_with_when_it_was_read(tasks: BackgroundTasks) -> None:
+    desk = Desk(tasks, 1, 10)
+    await desk.ask("first")
+    await desk.ask("waits")
+    desk.now += 2.0
+    await desk.finish(2)
+    assert desk.read_at == {"first": 1000.0, "waits": 1000.0}
 
 
 async def test_newest_is_served_first(tasks: BackgroundTasks) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/generate.proto\x12\rpagoda.rpc.v1\"\xe7\x06\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.pagoda.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x11 \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12/\n\tbad_words\x18\x13 \x03(\x0b\x32\x1c.pagoda.rpc.v1.TokenSequence\x12\r\n\x05\x65mbed\x18\x14 \x01(\x08\x12\x13\n\x0btop_n_sigma\x18\x15 \x01(\x02\x12\x11\n\ttypical_p\x18\x16 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x17 \x01(\x02\x12\x17\n\x0fxtc_probability\x18\x18 \x01(\x02\x12\x16\n\x0e\x64ry_multiplier\x18\x19 \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x1a \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x1b \x01(\r\x12\x1d\n\x15\x64ry_sequence_breakers\x18\x1c \x03(\r\x12\x12\n\nlz_penalty\x18\x1d \x01(\x02\x12.\n\x0b\x62\x65\x61m_search\x18\x1e \x01(\x0b\x32\x19.pagoda.rpc.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"i\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x02\x12\x34\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x1c.pagoda.rpc.v1.EarlyStopping\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"=\n\x06KvPlan\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10num_fetch_blocks\x18\x02 \x01(\r\"\xf8\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ngateway_id\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\ncache_root\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x01(\x0c\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.pagoda.rpc.v1.SamplingParams\x12#\n\x04plan\x18\n \x01(\x0b\x32\x15.pagoda.rpc.v1.KvPlan\x12\x1d\n\x15\x64\x65\x61\x64line_unix_seconds\x18\x0b \x01(\x01\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0e\n\x06tenant\x18\r \x01(\x0c\x12\x0e\n\x06weight\x18\x0e \x01(\x02\x12\x0f\n\x07\x61\x64\x61pter\x18\x0f \x01(\x0c\"^\n\x10GenerateResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"|\n\x0ePrefillRequest\x12\x30\n\x08generate\x18\x01 \x01(\x0b\x32\x1e.pagoda.rpc.v1.GenerateRequest\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.pagoda.rpc.v1.Lease\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\"]\n\x0fPrefillResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"k\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x1c\n\x14\x65xpires_unix_seconds\x18\x04 \x01(\x01\x12\x11\n\tworker_id\x18\x05 \x01(\t\"?\n\x0cLeaseRelease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10sequence_indices\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_attempt\"@\n\x0cProbeRequest\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.pagoda.rpc.v1.ProbedSequence\"M\n\x0eProbedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\rProbeResponse\x12\x31\n\x08progress\x18\x01 \x03(\x0b\x32\x1f.pagoda.rpc.v1.SequenceProgress\"8\n\x10SequenceProgress\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"w\n\x10PositionLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x03 \x01(\r\"9\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\"\xa4\x01\n\nStageTimes\x12\x18\n\x10prefill_queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x02 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ekv_transfer_ms\x18\x04 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x05 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_generate_ms\x18\x06 \x01(\x01\"\xca\x04\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12+\n\x06\x63\x61\x63hed\x18\t \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12)\n\x06stages\x18\n \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\"\n\x15matched_stop_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12\x66irst_prompt_index\x18\x0c \x01(\r\x12\x38\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x11\n\tembedding\x18\x0e \x01(\x0c\x12\x1b\n\x13num_proposed_tokens\x18\x0f \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\r\x12-\n\nhypotheses\x18\x11 \x03(\x0b\x32\x19.pagoda.rpc.v1.HypothesisB\x18\n\x16_matched_stop_token_id\"\xd3\x01\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\"\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05score\x18\x05 \x01(\x01\x42\x18\n\x16_matched_stop_token_id\"W\n\rFramesMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12$\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x14.pagoda.rpc.v1.Frame*e\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45\x41RLY_STOPPING_AT_ONCE\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\xb4\x01\n\x0b\x41\x64mitStatus\x12\x1c\n\x18\x41\x44MIT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44MIT_STATUS_ACCEPTED\x10\x01\x12\x1b\n\x17\x41\x44MIT_STATUS_OVERLOADED\x10\x02\x12\x19\n\x15\x41\x44MIT_STATUS_DRAINING\x10\x03\x12\x18\n\x14\x41\x44MIT_STATUS_INVALID\x10\x04\x12\x1a\n\x16\x41\x44MIT_STATUS_CANCELLED\x10\x05*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_INVALID\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/generate.proto\x12\rpagoda.rpc.v1\"\xe7\x06\n\x0eSamplingParams\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\r\n\x05top_p\x18\x05 \x01(\x02\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x18\n\x10presence_penalty\x18\t \x01(\x02\x12@\n\nlogit_bias\x18\n \x03(\x0b\x32,.pagoda.rpc.v1.SamplingParams.LogitBiasEntry\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x19\n\x0cnum_logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x10 \x01(\rH\x01\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x11 \x03(\r\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x12/\n\tbad_words\x18\x13 \x03(\x0b\x32\x1c.pagoda.rpc.v1.TokenSequence\x12\r\n\x05\x65mbed\x18\x14 \x01(\x08\x12\x13\n\x0btop_n_sigma\x18\x15 \x01(\x02\x12\x11\n\ttypical_p\x18\x16 \x01(\x02\x12\x15\n\rxtc_threshold\x18\x17 \x01(\x02\x12\x17\n\x0fxtc_probability\x18\x18 \x01(\x02\x12\x16\n\x0e\x64ry_multiplier\x18\x19 \x01(\x02\x12\x10\n\x08\x64ry_base\x18\x1a \x01(\x02\x12\x1a\n\x12\x64ry_allowed_length\x18\x1b \x01(\r\x12\x1d\n\x15\x64ry_sequence_breakers\x18\x1c \x03(\r\x12\x12\n\nlz_penalty\x18\x1d \x01(\x02\x12.\n\x0b\x62\x65\x61m_search\x18\x1e \x01(\x0b\x32\x19.pagoda.rpc.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"i\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x16\n\x0elength_penalty\x18\x02 \x01(\x02\x12\x34\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x1c.pagoda.rpc.v1.EarlyStopping\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"=\n\x06KvPlan\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10num_fetch_blocks\x18\x02 \x01(\r\"\xac\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x12\n\ngateway_id\x18\x04 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12\x12\n\ncache_root\x18\x07 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x08 \x01(\x0c\x12/\n\x08sampling\x18\t \x01(\x0b\x32\x1d.pagoda.rpc.v1.SamplingParams\x12#\n\x04plan\x18\n \x01(\x0b\x32\x15.pagoda.rpc.v1.KvPlan\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0e\n\x06tenant\x18\r \x01(\x0c\x12\x0e\n\x06weight\x18\x0e \x01(\x02\x12\x0f\n\x07\x61\x64\x61pter\x18\x0f \x01(\x0c\x12\x1e\n\x11remaining_seconds\x18\x10 \x01(\x01H\x00\x88\x01\x01\x42\x14\n\x12_remaining_secondsJ\x04\x08\x0b\x10\x0cR\x15\x64\x65\x61\x64line_unix_seconds\"^\n\x10GenerateResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"|\n\x0ePrefillRequest\x12\x30\n\x08generate\x18\x01 \x01(\x0b\x32\x1e.pagoda.rpc.v1.GenerateRequest\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.pagoda.rpc.v1.Lease\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\"]\n\x0fPrefillResponse\x12*\n\x06status\x18\x01 \x01(\x0e\x32\x1a.pagoda.rpc.v1.AdmitStatus\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"i\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x11\n\tworker_id\x18\x05 \x01(\tJ\x04\x08\x04\x10\x05R\x14\x65xpires_unix_seconds\"?\n\x0cLeaseRelease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"o\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10sequence_indices\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x14\n\x07\x61ttempt\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_attempt\"@\n\x0cProbeRequest\x12\x30\n\tsequences\x18\x01 \x03(\x0b\x32\x1d.pagoda.rpc.v1.ProbedSequence\"M\n\x0eProbedSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"B\n\rProbeResponse\x12\x31\n\x08progress\x18\x01 \x03(\x0b\x32\x1f.pagoda.rpc.v1.SequenceProgress\"8\n\x10SequenceProgress\x12\x10\n\x08is_known\x18\x01 \x01(\x08\x12\x12\n\nnext_index\x18\x02 \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"w\n\x10PositionLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.pagoda.rpc.v1.TokenLogprob\x12\x0c\n\x04rank\x18\x03 \x01(\r\"9\n\x0c\x43\x61\x63hedTokens\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x0b\n\x03\x63pu\x18\x02 \x01(\r\x12\x0c\n\x04nvme\x18\x03 \x01(\r\"\xa4\x01\n\nStageTimes\x12\x18\n\x10prefill_queue_ms\x18\x01 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x02 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x03 \x01(\x01\x12\x16\n\x0ekv_transfer_ms\x18\x04 \x01(\x01\x12\x17\n\x0f\x64\x65\x63ode_queue_ms\x18\x05 \x01(\x01\x12\x1a\n\x12\x64\x65\x63ode_generate_ms\x18\x06 \x01(\x01\"\xca\x04\n\x05\x46rame\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0esequence_index\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x31\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\r\n\x05\x65rror\x18\x08 \x01(\t\x12+\n\x06\x63\x61\x63hed\x18\t \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12)\n\x06stages\x18\n \x01(\x0b\x32\x19.pagoda.rpc.v1.StageTimes\x12\"\n\x15matched_stop_token_id\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1a\n\x12\x66irst_prompt_index\x18\x0c \x01(\r\x12\x38\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x11\n\tembedding\x18\x0e \x01(\x0c\x12\x1b\n\x13num_proposed_tokens\x18\x0f \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x10 \x01(\r\x12-\n\nhypotheses\x18\x11 \x03(\x0b\x32\x19.pagoda.rpc.v1.HypothesisB\x18\n\x16_matched_stop_token_id\"\xd3\x01\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x31\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1f.pagoda.rpc.v1.PositionLogprobs\x12\x32\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\x12\"\n\x15matched_stop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05score\x18\x05 \x01(\x01\x42\x18\n\x16_matched_stop_token_id\"W\n\rFramesMessage\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12$\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x14.pagoda.rpc.v1.Frame*e\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45\x41RLY_STOPPING_AT_ONCE\x10\x01\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x02*\xce\x01\n\x0b\x41\x64mitStatus\x12\x1c\n\x18\x41\x44MIT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44MIT_STATUS_ACCEPTED\x10\x01\x12\x1b\n\x17\x41\x44MIT_STATUS_OVERLOADED\x10\x02\x12\x19\n\x15\x41\x44MIT_STATUS_DRAINING\x10\x03\x12\x18\n\x14\x41\x44MIT_STATUS_INVALID\x10\x04\x12\x1a\n\x16\x41\x44MIT_STATUS_CANCELLED\x10\x05\x12\x18\n\x14\x41\x44MIT_STATUS_OVERDUE\x10\x06*\xac\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x12\x19\n\x15\x46INISH_REASON_INVALID\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_EARLYSTOPPING']._serialized_start=3671
-  _globals['_EARLYSTOPPING']._serialized_end=3772
-  _globals['_ADMITSTATUS']._serialized_start=3775
-  _globals['_ADMITSTATUS']._serialized_end=3955
-  _globals['_FINISHREASON']._serialized_start=3958
-  _globals['_FINISHREASON']._serialized_end=4130
+  _globals['_EARLYSTOPPING']._serialized_start=3721
+  _globals['_EARLYSTOPPING']._serialized_end=3822
+  _globals['_ADMITSTATUS']._serialized_start=3825
+  _globals['_ADMITSTATUS']._serialized_end=4031
+  _globals['_FINISHREASON']._serialized_start=4034
+  _globals['_FINISHREASON']._serialized_end=4206
   _globals['_SAMPLINGPARAMS']._serialized_start=48
   _globals['_SAMPLINGPARAMS']._serialized_end=919
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=830
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVPLAN']._serialized_start=1064
   _globals['_KVPLAN']._serialized_end=1125
   _globals['_GENERATEREQUEST']._serialized_start=1128
-  _globals['_GENERATEREQUEST']._serialized_end=1504
-  _globals['_GENERATERESPONSE']._serialized_start=1506
-  _globals['_GENERATERESPONSE']._serialized_end=1600
-  _globals['_PREFILLREQUEST']._serialized_start=1602
-  _globals['_PREFILLREQUEST']._serialized_end=1726
-  _globals['_PREFILLRESPONSE']._serialized_start=1728
-  _globals['_PREFILLRESPONSE']._serialized_end=1821
-  _globals['_LEASE']._serialized_start=1823
-  _globals['_LEASE']._serialized_end=1930
-  _globals['_LEASERELEASE']._serialized_start=1932
-  _globals['_LEASERELEASE']._serialized_end=1995
-  _globals['_CANCELREQUEST']._serialized_start=1997
-  _globals['_CANCELREQUEST']._serialized_end=2108
-  _globals['_PROBEREQUEST']._serialized_start=2110
-  _globals['_PROBEREQUEST']._serialized_end=2174
-  _globals['_PROBEDSEQUENCE']._serialized_start=2176
-  _globals['_PROBEDSEQUENCE']._serialized_end=2253
-  _globals['_PROBERESPONSE']._serialized_start=2255
-  _globals['_PROBERESPONSE']._serialized_end=2321
-  _globals['_SEQUENCEPROGRESS']._serialized_start=2323
-  _globals['_SEQUENCEPROGRESS']._serialized_end=2379
-  _globals['_TOKENLOGPROB']._serialized_start=2381
-  _globals['_TOKENLOGPROB']._serialized_end=2430
-  _globals['_POSITIONLOGPROBS']._serialized_start=2432
-  _globals['_POSITIONLOGPROBS']._serialized_end=2551
-  _globals['_CACHEDTOKENS']._serialized_start=2553
-  _globals['_CACHEDTOKENS']._serialized_end=2610
-  _globals['_STAGETIMES']._serialized_start=2613
-  _globals['_STAGETIMES']._serialized_end=2777
-  _globals['_FRAME']._serialized_start=2780
-  _globals['_FRAME']._serialized_end=3366
-  _globals['_HYPOTHESIS']._serialized_start=3369
-  _globals['_HYPOTHESIS']._serialized_end=3580
-  _globals['_FRAMESMESSAGE']._serialized_start=3582
-  _globals['_FRAMESMESSAGE']._serialized_end=3669
+  _globals['_GENERATEREQUEST']._serialized_end=1556
+  _globals['_GENERATERESPONSE']._serialized_start=1558
+  _globals['_GENERATERESPONSE']._serialized_end=1652
+  _globals['_PREFILLREQUEST']._serialized_start=1654
+  _globals['_PREFILLREQUEST']._serialized_end=1778
+  _globals['_PREFILLRESPONSE']._serialized_start=1780
+  _globals['_PREFILLRESPONSE']._serialized_end=1873
+  _globals['_LEASE']._serialized_start=1875
+  _globals['_LEASE']._serialized_end=1980
+  _globals['_LEASERELEASE']._serialized_start=1982
+  _globals['_LEASERELEASE']._serialized_end=2045
+  _globals['_CANCELREQUEST']._serialized_start=2047
+  _globals['_CANCELREQUEST']._serialized_end=2158
+  _globals['_PROBEREQUEST']._serialized_start=2160
+  _globals['_PROBEREQUEST']._serialized_end=2224
+  _globals['_PROBEDSEQUENCE']._serialized_start=2226
+  _globals['_PROBEDSEQUENCE']._serialized_end=2303
+  _globals['_PROBERESPONSE']._serialized_start=2305
+  _globals['_PROBERESPONSE']._serialized_end=2371
+  _globals['_SEQUENCEPROGRESS']._serialized_start=2373
+  _globals['_SEQUENCEPROGRESS']._serialized_end=2429
+  _globals['_TOKENLOGPROB']._serialized_start=2431
+  _globals['_TOKENLOGPROB']._serialized_end=2480
+  _globals['_POSITIONLOGPROBS']._serialized_start=2482
+  _globals['_POSITIONLOGPROBS']._serialized_end=2601
+  _globals['_CACHEDTOKENS']._serialized_start=2603
+  _globals['_CACHEDTOKENS']._serialized_end=2660
+  _globals['_STAGETIMES']._serialized_start=2663
+  _globals['_STAGETIMES']._serialized_end=2827
+  _globals['_FRAME']._serialized_start=2830
+  _globals['_FRAME']._serialized_end=3416
+  _globals['_HYPOTHESIS']._serialized_start=3419
+  _globals['_HYPOTHESIS']._serialized_end=3630
+  _globals['_FRAMESMESSAGE']._serialized_start=3632
+  _globals['_FRAMESMESSAGE']._serialized_end=3719
 # @@protoc_insertion_point(module_scope)

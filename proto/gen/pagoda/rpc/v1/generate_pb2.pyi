@@ -58,6 +58,8 @@ class _AdmitStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdmitStat
     """the sequence can never run here; `message` says why"""
     ADMIT_STATUS_CANCELLED: _AdmitStatus.ValueType  # 5
     """its cancellation came first"""
+    ADMIT_STATUS_OVERDUE: _AdmitStatus.ValueType  # 6
+    """its remaining_seconds passed before it was looked at"""
 
 class AdmitStatus(_AdmitStatus, metaclass=_AdmitStatusEnumTypeWrapper): ...
 
@@ -71,6 +73,8 @@ ADMIT_STATUS_INVALID: AdmitStatus.ValueType  # 4
 """the sequence can never run here; `message` says why"""
 ADMIT_STATUS_CANCELLED: AdmitStatus.ValueType  # 5
 """its cancellation came first"""
+ADMIT_STATUS_OVERDUE: AdmitStatus.ValueType  # 6
+"""its remaining_seconds passed before it was looked at"""
 Global___AdmitStatus: _TypeAlias = AdmitStatus  # noqa: Y015
 
 class _FinishReason:
@@ -373,11 +377,11 @@ class GenerateRequest(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
-    DEADLINE_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    REMAINING_SECONDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """ULID"""
     sequence_index: _builtins.int
@@ -390,8 +394,6 @@ class GenerateRequest(_message.Message):
     """parent hash of the first block, 16 bytes"""
     block_hashes: _builtins.bytes
     """16 bytes for each full prompt block, concatenated"""
-    deadline_unix_seconds: _builtins.float
-    """the worker gives up after this"""
     priority: _builtins.int
     """of one tenant's, lower goes first in the worker's queue and keeps its blocks longer; above 1000: behind all others, as those of batches"""
     tenant: _builtins.bytes
@@ -400,6 +402,8 @@ class GenerateRequest(_message.Message):
     """of its tenant's share, in [0.01, 100]; 0 = 1"""
     adapter: _builtins.bytes
     """digest of the LoRA adapter that computes it; empty = none"""
+    remaining_seconds: _builtins.float
+    """from when it is sent until the worker gives up; absent = it waits for its cancellation"""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -423,17 +427,19 @@ class GenerateRequest(_message.Message):
         block_hashes: _builtins.bytes = ...,
         sampling: Global___SamplingParams | None = ...,
         plan: Global___KvPlan | None = ...,
-        deadline_unix_seconds: _builtins.float = ...,
         priority: _builtins.int = ...,
         tenant: _builtins.bytes = ...,
         weight: _builtins.float = ...,
         adapter: _builtins.bytes = ...,
+        remaining_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds", "plan", b"plan", "remaining_seconds", b"remaining_seconds", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "deadline_unix_seconds", b"deadline_unix_seconds", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds", "adapter", b"adapter", "attempt", b"attempt", "block_hashes", b"block_hashes", "cache_root", b"cache_root", "gateway_id", b"gateway_id", "output_token_ids", b"output_token_ids", "plan", b"plan", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_seconds", b"remaining_seconds", "request_id", b"request_id", "sampling", b"sampling", "sequence_index", b"sequence_index", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__remaining_seconds: _TypeAlias = _typing.Literal["remaining_seconds"]  # noqa: Y015
+    _WhichOneofArgType__remaining_seconds: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_seconds) -> _WhichOneofReturnType__remaining_seconds | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
@@ -529,14 +535,12 @@ class Lease(_message.Message):
     LEASE_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
-    EXPIRES_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     epoch: _builtins.str
     """of the consumer"""
     endpoint: _builtins.str
     """host:port of the consumer's KvTransferService"""
-    expires_unix_seconds: _builtins.float
     worker_id: _builtins.str
     """of the consumer, to be told when nothing will come"""
     def __init__(
@@ -545,12 +549,11 @@ class Lease(_message.Message):
         lease_id: _builtins.str = ...,
         epoch: _builtins.str = ...,
         endpoint: _builtins.str = ...,
-        expires_unix_seconds: _builtins.float = ...,
         worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "expires_unix_seconds", b"expires_unix_seconds", "lease_id", b"lease_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "epoch", b"epoch", "lease_id", b"lease_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

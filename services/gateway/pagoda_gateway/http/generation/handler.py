@@ -3,6 +3,7 @@
 One handler serves one endpoint; what makes APIs differ is in their `Endpoint`.
 """
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class GenerationHandler(Generic[Sent, Body]):
         Raises:
             GatewayError: the request cannot be served.
         """
+        began = asyncio.get_running_loop().time()
         caller = caller_of(request)
         span = start_request_span(request, caller, self._endpoint.operation)
         context = set_span_in_context(span, Context())
@@ -99,7 +101,7 @@ class GenerationHandler(Generic[Sent, Body]):
                     raise await self._form_check.named_with(error, part, caller) from None
                 del part
                 generation, processed = await self._process(
-                    admitted, caller, span, context, request.scope, held
+                    admitted, caller, span, context, request.scope, held, began
                 )
                 self._limit(generation, caller, request)
                 generation.begin()
@@ -163,6 +165,7 @@ class GenerationHandler(Generic[Sent, Body]):
         context: Context,
         scope: Scope,
         held: contextlib.ExitStack,
+        began: float,
     ) -> tuple[Generation, ProcessedRequest]:
         """Return what is ready to run, and what it was made of."""
         gateway, endpoint, key = self._gateway, self._endpoint, caller.key
@@ -207,7 +210,7 @@ class GenerationHandler(Generic[Sent, Body]):
         is_stream = bool(body.stream)
         generation = self._generation(
             identity, model, processed, span, context, policy, asked,
-            timeout_seconds=timeout_seconds, is_stream=is_stream,
+            deadline=began + timeout_seconds, is_stream=is_stream,
         )  # fmt: skip
         if policy is not None:
             generation.judge = policy.judge
@@ -249,7 +252,7 @@ class GenerationHandler(Generic[Sent, Body]):
         policy: RequestPolicy | None,
         asked: AskedAhead | None,
         *,
-        timeout_seconds: float,
+        deadline: float,
         is_stream: bool,
     ) -> Generation:
         gateway, settings = self._gateway, self._gateway.settings
@@ -262,7 +265,7 @@ class GenerationHandler(Generic[Sent, Body]):
             open_log=gateway.usage_log,
             span=span,
             context=context,
-            deadline_unix_seconds=identity.arrived_unix_seconds + timeout_seconds,
+            deadline=deadline,
             max_undelivered_tokens=(
                 settings.max_undelivered_tokens
                 if is_stream
