@@ -1,4 +1,5 @@
--- Counters of organisations, tenants and keys: what they use now, and who holds it.
+-- Counters of organisations, tenants and keys: what they use now, and who holds it. What time it is
+-- comes from clock.lua, which is before this in one script.
 --
 -- KEYS[1]: a prefix; every key begins with it:
 --   <it>generation      which counters these are: other ones after a loss
@@ -8,6 +9,7 @@
 --   <it>held:<org>      request id -> its hold, of requests that came in for this organisation
 --   <it>leases          `<request id> <org>` by when the lease runs out, ms
 --   <it>unsettled       the same of holds whose gateway is gone, by when somebody last looked, ms
+--   <it>clock           see clock.lua
 -- ARGV[1]: what to do; ARGV[2]: its arguments, JSON. Numbers are integers below 2^53.
 --
 -- A hold is what one request takes of each of its scopes:
@@ -15,39 +17,17 @@
 --             request: whoever comes later with this id has given up before)
 --   scopes    their names;  budgets: those of them that limit money
 --   at        when it was taken, ms;  lost_at: when its gateway was found to be gone
+--   day       whose budget pays, days since 1970; holds of earlier versions have `at` alone
 --   requests, tokens, micros
 -- A state is the sum of holds, and of those that were forgotten since, by one rule: `count`.
 
-local prefix, operation, arguments = KEYS[1], ARGV[1], cjson.decode(ARGV[2])
 local organisation = arguments.organisation
-local now = arguments.now
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
 
 local SLICES = 61 -- seconds of a window: the one that runs and the 60 before it
-local DAY_MS = 86400000
 local MAX_REAPED = 100
 local MAX_LOST = 200
 
 local function slice_of(ms) return math.floor(ms / 1000) end
-local function day_of(ms) return math.floor(ms / DAY_MS) end
-
--- Months since 1970 of a day since 1970 (both UTC): civil calendar, counted from March 0000.
-local function month_of(day)
-  local shifted = day + 719468
-  local era = math.floor(shifted / 146097)
-  local of_era = shifted - era * 146097
-  local year = math.floor((of_era - math.floor(of_era / 1460) + math.floor(of_era / 36524)
-    - math.floor(of_era / 146096)) / 365)
-  local of_year = of_era - (365 * year + math.floor(year / 4) - math.floor(year / 100))
-  local march_month = math.floor((5 * of_year + 2) / 153)
-  return (era * 400 + year) * 12 + march_month + 2 - 1970 * 12
-end
-
-local today = day_of(now)
-local this_month = month_of(today)
 
 local states, changed = {}, {}
 
@@ -57,14 +37,18 @@ local function load(scope)
   if state then return state end
   local packed = redis.call('GET', prefix .. 'scope:' .. scope)
   state = packed and cmsgpack.unpack(packed)
-    or {requests = {}, tokens = {}, running = 0, seeded = 0,
+    or {requests = {}, tokens = {}, running = 0, seeded = 0, epoch = epoch,
         day = today, day_spent = 0, day_held = 0,
         month = this_month, month_spent = 0, month_held = 0}
-  local oldest = slice_of(now) - SLICES + 1
+  local newest = slice_of(now)
+  local oldest = newest - SLICES + 1
   for _, window in ipairs({state.requests, state.tokens}) do
     for slice in pairs(window) do
-      if slice < oldest then window[slice] = nil end
+      if slice < oldest or slice > newest then window[slice] = nil end
     end
+  end
+  if (state.epoch or 0) ~= epoch or state.day > today then
+    state.epoch, state.seeded, state.day, state.month = epoch, 0, nil, nil
   end
   if state.day ~= today then
     state.day, state.day_spent, state.day_held = today, 0, 0
@@ -89,7 +73,7 @@ end
 
 local function count_money(state, hold, sign)
   if state.seeded ~= 1 or hold.status == 'void' then return end
-  local amount, day = sign * hold.micros, day_of(hold.at)
+  local amount, day = sign * hold.micros, hold.day or day_of(hold.at)
   local is_today, is_this_month = day == state.day, month_of(day) == state.month
   if hold.status == 'settled' then
     if is_today then state.day_spent = state.day_spent + amount end
@@ -216,14 +200,6 @@ local function wait_for(window, amount)
   return SLICES * 1000
 end
 
-local function ms_to_next_day() return (today + 1) * DAY_MS - now end
-
-local function ms_to_next_month()
-  local day = today
-  repeat day = day + 1 until month_of(day) ~= this_month
-  return day * DAY_MS - now
-end
-
 local refusals -- of {number of the scope, dimension, used, held, ms to wait; -1: nobody knows}
 
 local function refuse(...) refusals[#refusals + 1] = {...} end
@@ -255,25 +231,28 @@ end
 
 local operations = {}
 
--- Return which generation of counters this is, and the time.
+-- Return which generation of counters this is, the time, and that of the calendar.
 function operations.generation()
   local name = prefix .. 'generation'
   redis.call('SET', name, string.format('%.0f-%s', now, arguments.name), 'NX')
-  return {redis.call('GET', name), now}
+  return {redis.call('GET', name), now, calendar}
 end
 
--- Take all of a hold, or nothing. {'new'}: the organisation is not open. {'seed', scope}: nobody
--- has said what that scope spent. {'void'}: the request has been given up.
+-- Take all of a hold, or nothing: {'taken' or 'refused', the day, why, what scopes use}. {'new'}:
+-- the organisation is not open. {'seed', scope}: nobody has said what that scope spent. {'void'}:
+-- the request has been given up.
 local function reserve(item)
   local held = find(organisation, item.id)
   if held and held.status == 'void' then return {'void'} end
-  if held and held.status == 'live' then return {'taken', held.at, {}, usages(item.scopes)} end
+  if held and held.status == 'live' then
+    return {'taken', held.day or day_of(held.at), {}, usages(item.scopes)}
+  end
   -- A line of a batch comes again under its id after its gateway was killed.
   local lost = held and held.status == 'lost' and held
   if lost then count(lost, -1) end
   refusals = {}
-  local hold = {status = 'live', scopes = {}, budgets = {}, at = now, requests = 1,
-                tokens = item.tokens, micros = item.micros}
+  local hold = {status = 'live', scopes = {}, budgets = {}, at = now, day = today,
+                requests = 1, tokens = item.tokens, micros = item.micros}
   for number, scope in ipairs(item.scopes) do
     local state = load(scope.name)
     hold.scopes[number] = scope.name
@@ -296,12 +275,12 @@ local function reserve(item)
   end
   if #refusals > 0 then
     if lost then count(lost, 1) end
-    return {'refused', now, refusals, usages(item.scopes)}
+    return {'refused', today, refusals, usages(item.scopes)}
   end
   count(hold, 1)
   if lost then find_again(organisation, item.id) end
   keep(organisation, item.id, hold, arguments.lease_ms)
-  return {'taken', now, {}, usages(item.scopes)}
+  return {'taken', today, {}, usages(item.scopes)}
 end
 
 -- Take holds, each by itself.
@@ -338,7 +317,8 @@ function operations.renew()
 end
 
 -- Bring holds to what their gateway says they are, known here or not. Of an item: `is_new`, that
--- no generation of counters has ever had it; `is_restored`, that this one has not.
+-- no generation of counters has ever had it; `is_restored`, that this one has not; then `ago` (ms)
+-- and `day` say when another one took it.
 function operations.put()
   for _, item in ipairs(arguments.items) do
     local hold = find(organisation, item.id)
@@ -362,7 +342,8 @@ function operations.put()
                                    requests = 0, tokens = 0, micros = 0}, arguments.lease_ms)
     elseif not hold and item.is_restored then
       hold = {status = item.status, scopes = item.scopes, budgets = item.budgets,
-              at = item.at or now, requests = 1, tokens = item.tokens, micros = item.micros}
+              at = now - (item.ago or 0), day = item.day or today, requests = 1,
+              tokens = item.tokens, micros = item.micros}
       for _, scope in ipairs(hold.scopes) do
         -- What was settled before these counters were seeded: the ledger had it, most likely.
         local is_counted = hold.status == 'settled' and not item.is_new and load(scope).seeded == 1
@@ -418,8 +399,8 @@ function operations.seed()
         write(owners[id], id, hold)
       end
     else
-      hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = item[3], requests = 0,
-              tokens = 0, micros = item[2]}
+      hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = now, day = day_of(item[3]),
+              requests = 0, tokens = 0, micros = item[2]}
       lose(organisation, id, hold)
       count_in(scope, hold, 1)
     end

@@ -1,11 +1,13 @@
 """Counters of limits in Redis: one script, which takes all dimensions of a request or none.
 
-Fails fast: one deadline for each call, and no call at all while Redis is known to be down.
+Fails fast: one deadline for each call, and while Redis is known to be down none but probes.
 """
 
 import asyncio
 import logging
+import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,10 +28,12 @@ from pagoda_runtime.tasks.breaker import Breaker
 logger = logging.getLogger(__name__)
 
 PREFIX = "pagoda:limits:2:"  # the number is of what is kept: see the script
-SCRIPT = Path(__file__).with_name("counters.lua")
+SCRIPT = "\n".join(
+    Path(__file__).with_name(name).read_text() for name in ("clock.lua", "counters.lua")
+)
 LEASE_SECONDS = 10.0
 FORGET_SECONDS = 600.0  # of what was settled and waits for counters to be seeded
-BREAKER_SECONDS = 1.0
+MAX_REASON_CHARACTERS = 200
 MAX_CONNECTIONS = 16  # one for each organisation that is asked for, and the background
 RESERVE_AT_ONCE = 64
 
@@ -45,6 +49,46 @@ _LIMITS: dict[Dimension, str] = {
 
 class CountersError(Exception):
     """Redis does not answer, or cannot be trusted with counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Which counters these are.
+
+    Attributes:
+        name: another one after a loss.
+        age_ms: of the counters.
+        calendar_ms: since 1970; which day it is for budgets.
+    """
+
+    name: str
+    age_ms: int
+    calendar_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeardTime:
+    """The counters' time, as a gateway heard it; the script needs it to see steps of a clock.
+
+    Attributes:
+        generation: whose time.
+        now_ms: what they said.
+        asked_seconds: when they were asked, on a clock that nobody sets.
+        heard_seconds: when they had answered.
+    """
+
+    generation: str
+    now_ms: int
+    asked_seconds: float
+    heard_seconds: float
+
+    def as_witness(self, now: float) -> dict[str, Any]:
+        """Return between which times it is now."""
+        return {
+            "generation": self.generation,
+            "least": self.now_ms + int(1000 * (now - self.heard_seconds)),
+            "most": self.now_ms + math.ceil(1000 * (now - self.asked_seconds)),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +132,14 @@ class Answer:
     Attributes:
         kind: taken, refused; new: the organisation has to be opened first; seed: `scope` has to be
             seeded first; void: the request has been given up.
-        at_ms: Redis' time.
+        day: whose budget pays, days since 1970.
         excesses: why it was refused.
         usages: of each scope, with this request if it was taken.
         scope: see `kind`.
     """
 
     kind: Literal["taken", "refused", "new", "seed", "void"]
-    at_ms: int = 0
+    day: int = 0
     excesses: tuple[Excess, ...] = ()
     usages: tuple[Usage, ...] = ()
     scope: str = ""
@@ -124,6 +168,7 @@ class Counters:
         *,
         timeout_seconds: float,
         clock: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] | None = None,
         breaker: Breaker | None = None,
     ) -> None:
         """Use a client.
@@ -132,13 +177,18 @@ class Counters:
             redis: never asked before the first call.
             timeout_seconds: of each call.
             clock: Unix seconds; None: Redis' own, the same one for all replicas.
-            breaker: says when to ask again after failures.
+            monotonic: of this process; None: `clock`, if there is one.
+            breaker: says whether Redis is down.
         """
         self._redis = redis
-        self._script = redis.register_script(SCRIPT.read_text())
+        self._script = redis.register_script(SCRIPT)
         self._timeout_seconds = timeout_seconds
         self._clock = clock
-        self._breaker = breaker or Breaker(open_seconds=BREAKER_SECONDS)
+        self._monotonic = monotonic or clock or time.monotonic
+        self._heard: HeardTime | None = None
+        # How long it stays open does not matter: nobody asks by himself, but the probes do.
+        self._breaker = breaker or Breaker(open_seconds=0.0)
+        self._deadlines: set[asyncio.Timeout] = set()  # of calls in flight
         self._waiting: dict[str, list[_Waiting]] = {}  # by organisation; each has a task
         self._tasks = BackgroundTasks()
 
@@ -157,10 +207,14 @@ class Counters:
                 "PAGODA_GATEWAY_LIMITS_REDIS_URL"
             )
 
-    async def generation(self) -> tuple[str, int, int]:
-        """Return which counters these are, other ones after a loss; since when; the time (ms)."""
-        name, now = await self._call("", "generation", name=secrets.token_hex(4))
-        return name.decode(), int(name.partition(b"-")[0]), now
+    async def generation(self, *, is_probe: bool = False) -> Generation:
+        """Return which counters these are. A probe asks even if Redis is known to be down."""
+        asked = self._monotonic()
+        name, now_ms, calendar_ms = await self._call(
+            "", "generation", is_probe=is_probe, name=secrets.token_hex(4)
+        )
+        self._heard = HeardTime(name.decode(), now_ms, asked, self._monotonic())
+        return Generation(name.decode(), now_ms - int(name.partition(b"-")[0]), calendar_ms)
 
     async def reserve(self, hold: Hold) -> Answer:
         """Take all of a hold, or nothing. Repeatable.
@@ -215,6 +269,7 @@ class Counters:
     async def _reserve_all(self, organisation: str) -> None:
         """Ask for those who wait, until nobody does."""
         waiting = self._waiting[organisation]
+        some: list[_Waiting] = []
         try:
             while waiting:
                 some = [one for one in waiting[:RESERVE_AT_ONCE] if not one[1].done()]
@@ -223,7 +278,7 @@ class Counters:
                     await self._reserve(organisation, some)
         finally:
             del self._waiting[organisation]
-            for _, answer in waiting:  # this gateway is closing
+            for _, answer in (*some, *waiting):  # this gateway is closing
                 answer.cancel()
 
     async def _reserve(self, organisation: str, some: Sequence[_Waiting]) -> None:
@@ -253,27 +308,43 @@ class Counters:
             if not waiting.done():  # who asked may have gone
                 waiting.set_result(answer)
 
-    async def _call(self, organisation: str, operation: str, **arguments: Any) -> Any:
+    async def _call(
+        self, organisation: str, operation: str, *, is_probe: bool = False, **arguments: Any
+    ) -> Any:
         arguments["lease_ms"] = int(1000 * LEASE_SECONDS)
         arguments["forget_ms"] = int(1000 * FORGET_SECONDS)
         if self._clock is not None:
-            arguments["now"] = int(1000 * self._clock())
+            arguments["wall"] = int(1000 * self._clock())
+        if self._heard is not None:
+            arguments["witness"] = self._heard.as_witness(self._monotonic())
         arguments["organisation"] = organisation
         script = self._script(keys=[PREFIX], args=[operation, orjson.dumps(arguments)])
-        return await self._ask(script)
+        return await self._ask(script, is_probe=is_probe)
 
-    async def _ask(self, call: Any) -> Any:
-        if not self._breaker.allows():
+    async def _ask(self, call: Any, *, is_probe: bool = False) -> Any:
+        if self._breaker.is_open and not is_probe:
             call.close()
             raise CountersError("Redis did not answer a moment ago")
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                answer = await call
+            async with asyncio.timeout(self._timeout_seconds) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    answer = await call
+                finally:
+                    self._deadlines.discard(deadline)
         except (RedisError, OSError, TimeoutError) as error:
-            self._breaker.record(has_succeeded=False)
-            raise CountersError(f"Redis does not answer: {error!r}") from error
+            self._note_failure()
+            raise CountersError(f"Redis does not answer: {_reason_of(error)}") from error
         self._breaker.record(has_succeeded=True)
         return answer
+
+    def _note_failure(self) -> None:
+        """Have nobody wait on for a Redis that is down."""
+        self._breaker.record(has_succeeded=False)
+        if self._breaker.is_open:
+            for deadline in self._deadlines:
+                if not deadline.expired():
+                    deadline.reschedule(asyncio.get_running_loop().time())
 
 
 @asynccontextmanager
@@ -316,7 +387,7 @@ def _answer(scopes: Sequence[LimitScope], reply: Sequence[Any]) -> Answer:
         return Answer(kind)
     return Answer(
         kind,
-        at_ms=reply[1],
+        day=reply[1],
         excesses=tuple(_excess(scopes, excess) for excess in reply[2]),
         usages=tuple(Usage(*usage) for usage in reply[3]),
     )
@@ -326,3 +397,10 @@ def _excess(scopes: Sequence[LimitScope], reply: Sequence[Any]) -> Excess:
     number, dimension, used, held, wait_ms = reply
     wait = None if wait_ms < 0 else wait_ms
     return Excess(scopes[number - 1], dimension.decode(), used, held, wait)
+
+
+def _reason_of(error: Exception) -> str:
+    """Return what went wrong: Redis' words, but those that it only repeats."""
+    words = str(error).partition(", with args beginning with")[0]
+    words = " ".join(words.split())[:MAX_REASON_CHARACTERS]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -28,7 +28,8 @@ class Hold:
         amount: while it is live the most that it can still use; then what it used.
         most: asked while it is live; never grows.
         status: void: it took nothing, or must not be found to have.
-        at_ms: when Redis counted it, by Redis' clock; None: it never has.
+        taken_seconds: when Redis counted it, on the limiter's own clock; None: it never has.
+        day: whose budget it then counted for, days since 1970.
         generation: of the counters that last had it; None: none has.
         ended_seconds: when it was settled, on the limiter's own clock.
     """
@@ -38,7 +39,8 @@ class Hold:
     amount: Amount
     most: Callable[[], Amount]
     status: Status = "live"
-    at_ms: int | None = None
+    taken_seconds: float | None = None
+    day: int = 0
     generation: str | None = None
     ended_seconds: float = field(default=0.0)
 
@@ -47,8 +49,13 @@ class Hold:
         """Whose counters have it."""
         return self.key.organisation
 
-    def as_item(self, generation: str) -> dict[str, Any]:
-        """Return it as the script's `put` takes it; `generation` is that of the counters now."""
+    def as_item(self, generation: str, now: float) -> dict[str, Any]:
+        """Return it as the script's `put` takes it.
+
+        Args:
+            generation: of the counters now.
+            now: on the limiter's own clock.
+        """
         item: dict[str, Any] = {
             "id": self.request_id,
             "status": self.status,
@@ -62,8 +69,8 @@ class Hold:
                 "scopes": [scope_name(scope) for scope in self.key.scopes],
                 "budgets": [scope_name(s) for s in self.key.scopes if s.has_budget],
             }
-            if self.at_ms is not None:
-                item["at"] = self.at_ms
+            if self.taken_seconds is not None:
+                item |= {"ago": int(1000 * (now - self.taken_seconds)), "day": self.day}
         return item
 
 

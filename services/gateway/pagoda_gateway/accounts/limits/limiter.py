@@ -167,7 +167,7 @@ class Limiter:
         Raises:
             CountersError, TimeoutError, SQLAlchemyError: Redis or the ledger does not answer.
         """
-        await self._check_generation()
+        await self._check_generation(is_probe=True)
         for organisation, holds in _by_organisation(self._holds.values()):
             for some in _chunks(holds):
                 for hold in some:
@@ -198,7 +198,8 @@ class Limiter:
         try:
             for organisation, holds in _by_organisation(unsaid.values()):
                 for some in _chunks(holds):
-                    items = [hold.as_item(generation) for hold in some]
+                    now = self._clock()
+                    items = [hold.as_item(generation, now) for hold in some]
                     await self._counters.put(organisation, items)
                     for hold in some:
                         hold.generation = generation
@@ -222,14 +223,16 @@ class Limiter:
                 raise CountersError("the request has been given up")
             else:
                 if answer.kind == "taken":
-                    hold.at_ms, hold.generation = answer.at_ms, generation
+                    hold.taken_seconds, hold.day = self._clock(), answer.day
+                    hold.generation = generation
                     self._holds[hold.request_id] = hold
                 return answer
         raise CountersError("the counters are lost again and again")
 
-    async def _check_generation(self) -> int:
+    async def _check_generation(self, *, is_probe: bool = False) -> int:
         """Learn which counters these are, tell new ones what is held; return their age (ms)."""
-        name, since_ms, now_ms = await self._counters.generation()
+        found = await self._counters.generation(is_probe=is_probe)
+        name = found.name
         if name != self._generation:
             await self._counters.check_policy()
         if name != self._generation:  # nobody else has found it out meanwhile
@@ -238,7 +241,7 @@ class Limiter:
             self._generation = name
             for hold in (*self._settled.values(), *self._holds.values()):
                 self._unsaid.setdefault(hold.request_id, hold)
-        return now_ms - since_ms
+        return found.age_ms
 
     async def _open(self, organisation: str) -> None:
         async with self._alone(organisation) as is_first:
@@ -247,7 +250,8 @@ class Limiter:
             age_ms = await self._check_generation()
             await self.flush()
             # Other gateways say what they hold meanwhile.
-            await asyncio.sleep(max(0.0, self._grace_seconds - age_ms / 1000))
+            left = self._grace_seconds - age_ms / 1000
+            await asyncio.sleep(max(0.0, min(left, self._grace_seconds)))
             assert self._generation is not None, "found above"
             await self._counters.open(organisation, self._generation)
 
@@ -256,8 +260,8 @@ class Limiter:
         async with self._alone(hold.organisation) as is_first:
             if not is_first:
                 return
-            _, _, now_ms = await self._counters.generation()
-            at, held = now_ms / 1000, set[str]()
+            found = await self._counters.generation()
+            at, held = found.calendar_ms / 1000, set[str]()
             try:
                 organisations = await self._spending.organisations_of(hold.key, at=at)
                 for organisation in organisations:

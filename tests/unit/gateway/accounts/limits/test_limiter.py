@@ -1,0 +1,83 @@
+"""What a limiter asks of its counters, which here are told what to say."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.limits import hold_of, key_with
+
+from pagoda_gateway.accounts.limits import limiter as module
+from pagoda_gateway.accounts.limits.counters import Answer, CountersError, Generation
+from pagoda_gateway.accounts.limits.limiter import GRACE_SECONDS, Limiter
+
+
+class Told:
+    """Counters of an age, which may be down for all but probes."""
+
+    def __init__(self) -> None:
+        self.age_ms = 0
+        self.is_down = False
+        self.is_open = False
+
+    async def generation(self, *, is_probe: bool = False) -> Generation:
+        if self.is_down and not is_probe:
+            raise CountersError("down")
+        self.is_down = False
+        return Generation("1-a", self.age_ms, 0)
+
+    async def check_policy(self) -> None:
+        pass
+
+    async def open(self, organisation: str, generation: str) -> None:
+        self.is_open = True
+
+    async def reserve(self, hold: Any) -> Answer:
+        return Answer("taken" if self.is_open else "new")
+
+    async def lost(self) -> list[Any]:
+        return []
+
+
+def limiter_of(told: Told) -> Limiter:
+    counters: Any = told
+    spending: Any = None
+    return Limiter(counters, spending, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "slept"), [(-7_200_000, GRACE_SECONDS), (0, GRACE_SECONDS), (7_200_000, 0.0)]
+)
+async def test_new_counters_are_waited_for_as_long_as_gateways_need_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, age_ms: int, slept: float
+) -> None:
+    naps: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+
+    told = Told()
+    told.age_ms = age_ms
+    monkeypatch.setattr(module, "asyncio", _with(sleep))
+    answer = await limiter_of(told).take(hold_of("r1", key_with(tenant={"requests_per_minute": 1})))
+    assert (answer.kind, naps) == ("taken", [slept])
+
+
+async def test_the_tick_probes_counters_that_are_down() -> None:
+    told = Told()
+    told.is_down = told.is_open = True
+    limiter = limiter_of(told)
+    hold = hold_of("r1", key_with(tenant={"requests_per_minute": 1}))
+    with pytest.raises(CountersError):
+        await limiter.take(hold)
+    await limiter.tick()
+    assert (await limiter.take(hold)).kind == "taken"
+
+
+def _with(sleep: Any) -> Any:
+    """Return asyncio with another sleep."""
+
+    class Patched:
+        def __getattr__(self, name: str) -> Any:
+            return sleep if name == "sleep" else getattr(asyncio, name)
+
+    return Patched()
