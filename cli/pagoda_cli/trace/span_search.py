@@ -4,7 +4,7 @@ Knows how a request is named. Knows no file, no network and no terminal.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from pagoda_cli.trace.span import Span
@@ -42,7 +42,8 @@ def find_request(
 ) -> list[Span]:
     """Return the spans of the request, by start; waits for spans that may still be on their way.
 
-    `request_id` is an x-request-id, the id of an OpenAI object or a trace id.
+    `request_id` is an x-request-id, the id of an OpenAI object or a trace id. A trace may be a
+    client's own, with several requests in it: one of an id has none of the others' spans.
 
     Raises:
         TraceNotFoundError: none after `wait_seconds`.
@@ -58,6 +59,8 @@ def find_request(
         sleep(missing_seconds)
     found = source.spans(root.trace_id)  # and maybe others
     spans = {span.span_id: span for span in found if span.trace_id == root.trace_id}
+    if request_id != root.trace_id:
+        spans = {key: span for key, span in spans.items() if not _is_of_another(span, root, spans)}
     return sorted(spans.values(), key=lambda span: (span.start, span.end))
 
 
@@ -70,6 +73,18 @@ def _find_root(source: SpanSource, request_id: str) -> Span | None:
         if newest is None or span.start > newest.start:
             newest = span
     return newest
+
+
+def _is_of_another(span: Span, root: Span, spans: Mapping[str, Span]) -> bool:
+    """Tell whether a span hangs on another request than that of `root`, or names another."""
+    for _ in spans:  # and no further: a damaged file may have a circle
+        if span.name == ROOT_NAME:
+            return span.span_id != root.span_id
+        if span.parent_span_id not in spans:
+            break
+        span = spans[span.parent_span_id]
+    ids = [each.attributes.get(ID_ATTRIBUTES[0]) for each in (span, root)]
+    return ids[0] is not None and ids[0] != ids[1]
 
 
 def _is_named(span: Span, request_id: str) -> bool:

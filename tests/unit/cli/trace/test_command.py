@@ -241,6 +241,22 @@ def test_newest_request_of_an_id_wins(home: Path) -> None:
     assert {span.trace_id for span in spans} == {"ee" * 16}
 
 
+def test_other_requests_of_a_clients_trace_are_left_out(tmp_path: Path) -> None:
+    other = {"pagoda.request_id": "01OTHER"}
+    lines = [
+        span("gateway.request", "x", "c", -50, -10, attributes=other),
+        span("gateway.tokenize", "y", "x", -40, -30),
+        span("decode.generate", "z", "never-written", -20, -15, attributes=other),
+        ROOT | {"parent_span_id": "c"},
+        span("gateway.tokenize", "t", "a", 1, 2),
+        span("decode.generate", "g", "never-written", 5, 8),
+    ]
+    (tmp_path / "gateway.jsonl").write_text(write_line(lines))
+    spans = find_request(SpanFiles(tmp_path), "01REQ", wait_seconds=0)
+    assert [found.span_id for found in spans] == ["a", "t", "g"]
+    assert len(find_request(SpanFiles(tmp_path), TRACE_ID, wait_seconds=0)) == len(lines)
+
+
 def test_what_a_service_wrote_is_read(tmp_path: Path) -> None:
     setup_telemetry("gateway", CommonSettings(trace_dir=tmp_path), instance_id="g1")
     attributes = {"pagoda.request_id": "01REQ", "ratio": 0.5, "hit": True, "ids": [1, 2]}
