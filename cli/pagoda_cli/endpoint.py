@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import click
 import orjson
 from dotenv import dotenv_values
 from pydantic import SecretStr
@@ -17,8 +18,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
-class EndpointError(Exception):
-    """The endpoint does not say what was asked of it; the message says what to do."""
+class EndpointError(click.ClickException):
+    """There is no such endpoint, or it does not say what was asked of it; says what to do."""
 
 
 class EndpointSettings(BaseSettings):
@@ -61,7 +62,7 @@ class Endpoint:
 
 def resolve_home(home: Path | None = None) -> Path:
     """Return the folder of run-time data: the flag, or PAGODA_HOME, or `.pagoda`."""
-    return home or EndpointSettings().pagoda_home
+    return (home or EndpointSettings().pagoda_home).expanduser()
 
 
 def resolve_endpoint(
@@ -71,6 +72,9 @@ def resolve_endpoint(
 
     The key and model that `pagoda up` wrote to `<home>/env` are used only for the address in the
     same file, so that a `--url` elsewhere is never sent this stack's key.
+
+    Raises:
+        EndpointError: the address is none, or no server can know the key.
     """
     settings = EndpointSettings()
     written = _read_env_file(resolve_home(home) / "env")
@@ -80,9 +84,12 @@ def resolve_endpoint(
         written = {}
     return Endpoint(
         base_url=base_url,
-        api_key=api_key
-        or settings.openai_api_key.get_secret_value()
-        or written.get("OPENAI_API_KEY", ""),
+        api_key=_checked_key(
+            "OPENAI_API_KEY",
+            api_key
+            or settings.openai_api_key.get_secret_value()
+            or written.get("OPENAI_API_KEY", ""),
+        ),
         model=model or settings.pagoda_model_name or written.get("PAGODA_MODEL_NAME", ""),
     )
 
@@ -92,13 +99,17 @@ def resolve_administration(*, url: str = "", home: Path | None = None) -> Endpoi
 
     That key is PAGODA_GATEWAY_ADMIN_KEY, else the one that `pagoda up` wrote to `<home>/admin.env`
     for the same address.
+
+    Raises:
+        EndpointError: as `resolve_endpoint`.
     """
     base_url = resolve_endpoint(url=url, home=home).base_url
     written = _read_env_file(resolve_home(home) / "admin.env")
     if _normal_url(written.get("OPENAI_BASE_URL", "")) != base_url:
         written = {}
-    key = EndpointSettings().pagoda_gateway_admin_key.get_secret_value()
-    return Endpoint(base_url, key or written.get("PAGODA_GATEWAY_ADMIN_KEY", ""), "")
+    name = "PAGODA_GATEWAY_ADMIN_KEY"
+    key = EndpointSettings().pagoda_gateway_admin_key.get_secret_value() or written.get(name, "")
+    return Endpoint(base_url, _checked_key(name, key), "")
 
 
 async def first_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> Endpoint:
@@ -132,11 +143,32 @@ def _read_env_file(path: Path) -> Mapping[str, str]:
     return {name: value for name, value in dotenv_values(path).items() if value}
 
 
+def _checked_key(name: str, key: str) -> str:
+    """Return a key that a header can hold; nobody may see one that none can."""
+    if key.isascii() and key.isprintable() and " " not in key:
+        return key
+    raise EndpointError(
+        f"{name} has spaces, control characters or other letters than ASCII's, which no key has: "
+        "does it end with the line ending of a file?"
+    )
+
+
 def _normal_url(url: str) -> str:
-    """Return `url` without a trailing slash and, if it has no path at all, with `/v1`."""
+    """Return `url` without a trailing slash and, if it has no path at all, with `/v1`.
+
+    Raises:
+        EndpointError: it is none.
+    """
     url = url.strip().rstrip("/")
     if not url:
         return ""
     if "://" not in url:
         url = f"http://{url}"
-    return url if urlsplit(url).path else f"{url}/v1"
+    try:
+        parts = urlsplit(url)
+        is_url = bool(parts.hostname and (parts.port is None or parts.port > 0))
+    except ValueError:  # of the brackets of an address, or the port
+        is_url = False
+    if not is_url or " " in url:
+        raise EndpointError(f"{url!r} is no URL of a server, as http://127.0.0.1:8000 is")
+    return url if parts.path else f"{url}/v1"

@@ -1,5 +1,6 @@
 """Speaks to the administration of a gateway, /admin."""
 
+import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -14,6 +15,8 @@ from pagoda_cli.endpoint import error_message, resolve_administration
 ANSWER_SECONDS = 30.0
 PAGE = 1000
 MAX_BYTES = 64 << 20
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""No proxy that the environment names is sent the administration's key; nor has chat one."""
 
 Url = Annotated[
     str, typer.Option(help="Base URL. Default: OPENAI_BASE_URL, then $PAGODA_HOME/env.")
@@ -40,7 +43,7 @@ class AdminClient:
             url, data=content, headers=self._endpoint.headers, method=method
         )
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            with _OPENER.open(request, timeout=ANSWER_SECONDS) as answer:
                 found: dict[str, Any] = orjson.loads(answer.read(MAX_BYTES))
                 return found
         except urllib.error.HTTPError as error:
@@ -49,6 +52,8 @@ class AdminClient:
             if error.code == 404 and message.startswith("Not Found"):
                 message += "; was the gateway started with PAGODA_GATEWAY_ADMIN_KEY?"
             _fail(f"HTTP {error.code}: {message}")
+        except http.client.HTTPException as error:
+            _fail(f"{url}: no HTTP server answers there ({type(error).__name__})")
         except (OSError, ValueError) as error:
             _fail(f"{url}: {getattr(error, 'reason', error)}")
 

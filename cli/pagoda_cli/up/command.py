@@ -15,7 +15,7 @@ import typer
 
 from pagoda_cli.up.errors import NotReadyError, StackError
 from pagoda_cli.up.home import load_secrets, lock_home, write_environment
-from pagoda_cli.up.ports import require_free
+from pagoda_cli.up.ports import reachable, require_free
 from pagoda_cli.up.readiness import waiting_for
 from pagoda_cli.up.stack import Plan, Stack, make_plan
 from pagoda_cli.up.supervisor import Supervisor, pause
@@ -39,7 +39,7 @@ def run_up(environ: Mapping[str, str]) -> int:
     """Run until stopped and return the exit code."""
     try:
         plan = make_plan(environ)
-        require_free(plan.http_port)
+        require_free(plan.http_port, plan.http_host)
         with (
             lock_home(plan.home),
             contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack,
@@ -79,15 +79,15 @@ async def _run(plan: Plan, stack: Stack) -> int:
 
 async def _until_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
     """Return True once every service is ready, False if told to stop before."""
-    ports = {
-        name: child.spec.ready_port
+    addresses = {
+        name: f"{reachable(child.spec.ready_host)}:{child.spec.ready_port}"
         for name, child in supervisor.children.items()
         if child.spec.ready_port is not None
     }
     deadline = time.monotonic() + READY_SECONDS
     while not stop.is_set():
         supervisor.check_start()
-        waiting = await waiting_for(ports)
+        waiting = await waiting_for(addresses)
         _show_progress(waiting)
         if not waiting:
             return True
@@ -98,7 +98,7 @@ async def _until_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
 
 
 def _announce(plan: Plan, stack: Stack) -> None:
-    url, api_key = f"http://127.0.0.1:{plan.http_port}", stack.api_key
+    url, api_key = f"http://{reachable(plan.http_host)}:{plan.http_port}", stack.api_key
     address = {"OPENAI_BASE_URL": f"{url}/v1"}
     write_environment(
         plan.home / "env",

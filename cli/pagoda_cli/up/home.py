@@ -91,6 +91,6 @@ def write_environment(path: Path, variables: Mapping[str, str]) -> None:
 def write_private(path: Path, text: str) -> None:
     """Replace a file in one step; only the user may read it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(text.encode())
     draft.replace(path)

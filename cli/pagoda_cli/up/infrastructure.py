@@ -37,7 +37,7 @@ port: {port}
 server_name: pagoda
 max_payload: {MAX_PAYLOAD_BYTES}
 {authorization(passwords)}jetstream {{
-  store_dir: {json.dumps(str(home / "nats"))}
+  store_dir: {_quoted(home / "nats")}
   sync_interval: always
   max_file_store: {NATS_FILE_BYTES}
 }}
@@ -60,7 +60,7 @@ def redis_spec(home: Path, *, port: int, password: str, environ: dict[str, str])
         f"""bind 127.0.0.1
 port {port}
 requirepass {password}
-dir {json.dumps(str(home))}
+dir {_quoted(home)}
 save ""
 appendonly no
 hz 2
@@ -75,6 +75,11 @@ maxmemory-policy {REDIS_POLICY}
         log=home / "logs" / "redis.log",
         stop_stage=STOP_STAGE,
     )
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as both servers read one; neither knows JSON's escapes of other letters."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _redis_binary() -> str:

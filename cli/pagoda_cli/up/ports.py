@@ -11,6 +11,8 @@ from pagoda_cli.up.errors import PortInUseError, StackError
 # take a port between our look and the server's start.
 FIRST_PORT, LAST_PORT = 10240, 32767
 NUM_TRIES = 1000
+LOOPBACK = "127.0.0.1"
+_OF_WILDCARDS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 
 
 class Ports:
@@ -47,7 +49,7 @@ class Ports:
     def _hold(self, port: int) -> bool:
         held = socket.socket()
         try:
-            held.bind(("127.0.0.1", port))
+            held.bind((LOOPBACK, port))
         except OSError:
             held.close()
             return False
@@ -68,15 +70,23 @@ def pick_port() -> int:
         ports.close()
 
 
-def require_free(port: int) -> None:
+def reachable(host: str) -> str:
+    """Return under which name in a URL a server that listens on `host` answers on this machine."""
+    host = _OF_WILDCARDS.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def require_free(port: int, host: str = LOOPBACK) -> None:
     """Refuse a port that cannot be listened on.
 
     Raises:
         PortInUseError: it cannot.
     """
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
+        except socket.gaierror:
+            return  # no port is to blame: the server will name its host
         except OSError as error:
             raise PortInUseError(port, error.strerror or str(error)) from error

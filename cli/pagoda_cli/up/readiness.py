@@ -1,4 +1,4 @@
-"""Asks processes whether they are ready: GET /readyz on loopback."""
+"""Asks processes whether they are ready: GET /readyz where they listen."""
 
 import asyncio
 import json
@@ -9,21 +9,24 @@ import aiohttp
 ASK_SECONDS = 1.0
 
 
-async def waiting_for(ports: Mapping[str, int]) -> list[str]:
-    """Return what is not ready yet, as `name` or `name (detail)`; all are asked at once."""
+async def waiting_for(addresses: Mapping[str, str]) -> list[str]:
+    """Return what is not ready yet, as `name` or `name (detail)`; all are asked at once.
+
+    `addresses`: HOST:PORT by name.
+    """
     timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        answers = await asyncio.gather(*(_ask(session, port) for port in ports.values()))
+        answers = await asyncio.gather(*(_ask(session, one) for one in addresses.values()))
     return [
         f"{name} ({detail})" if detail else name
-        for name, (is_ready, detail) in zip(ports, answers, strict=True)
+        for name, (is_ready, detail) in zip(addresses, answers, strict=True)
         if not is_ready
     ]
 
 
-async def _ask(session: aiohttp.ClientSession, port: int) -> tuple[bool, str]:
+async def _ask(session: aiohttp.ClientSession, address: str) -> tuple[bool, str]:
     try:
-        async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+        async with session.get(f"http://{address}/readyz") as answer:
             return answer.status == 200, _detail(await answer.read())
     except (aiohttp.ClientError, OSError, TimeoutError):
         return False, ""

@@ -5,17 +5,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from pagoda_cli.all_settings import all_settings, settings_of
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.disk import plan_disk
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
-from pagoda_cli.up.ports import Ports
+from pagoda_cli.up.ports import LOOPBACK, Ports
 from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
 from pagoda_runtime.configuration.settings import load_settings, validate_environment
+from pagoda_runtime.errors import SettingsError
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
 APPLIER_MODULE = "pagoda_gateway.accounts.usage.applier"
@@ -51,6 +53,7 @@ class Plan:
     """The checked settings of one stack."""
 
     home: Path
+    http_host: str
     http_port: int
     model: Path
     model_name: str
@@ -67,8 +70,10 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
     models = all_settings() | {"common": StackSettings}
     validate_environment(list(models.values()), environ)
     common = load_settings(StackSettings, environ)
+    _check_ports({"PAGODA_HTTP_PORT": common.http_port, **_given_ports(environ)})
     return Plan(
         home=common.home.expanduser().resolve(),
+        http_host=environ.get("PAGODA_GATEWAY_HOST") or LOOPBACK,
         http_port=common.http_port,
         model=resolve_model_folder(common),
         model_name=common.served_model_name,
@@ -86,7 +91,7 @@ class Stack:
         self._bare_environment = {
             name: value for name, value in environ.items() if not name.startswith(PREFIX)
         }
-        self._ports = Ports(taken={plan.http_port, *_given_ports(environ)})
+        self._ports = Ports(taken={plan.http_port, *_given_ports(environ).values()})
         self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
         self._kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
@@ -124,8 +129,8 @@ class Stack:
         defaults = {
             "PAGODA_CLUSTER_TOKEN": secrets.cluster_token,
             "PAGODA_TRACE_DIR": str(plan.home / "traces"),
-            "PAGODA_GATEWAY_HOST": "127.0.0.1",
-            "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{plan.home / 'ledger.sqlite'}",
+            "PAGODA_GATEWAY_HOST": LOOPBACK,
+            "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{quote(str(plan.home / 'ledger.sqlite'))}",
             "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": secrets.api_key,
             "PAGODA_GATEWAY_ADMIN_KEY": secrets.admin_key,
             "PAGODA_KVSTORE_NVME_DIR": str(plan.home / "kvstore"),
@@ -218,7 +223,7 @@ class Stack:
         """What writes the ledger: the gateway's settings, without what opens its doors."""
         environ = self._environment_of("gateway", user="applier")
         port = self._port("")
-        environ["PAGODA_GATEWAY_HEALTH_PORT"] = str(port)
+        environ |= {"PAGODA_GATEWAY_HEALTH_PORT": str(port), "PAGODA_GATEWAY_HEALTH_HOST": LOOPBACK}
         return ChildSpec(
             name="applier",
             command=(sys.executable, "-m", APPLIER_MODULE),
@@ -236,7 +241,9 @@ class Stack:
         if drain in known and not self._user.get(drain):
             variables[drain] = DRAIN_SECONDS.get(service, DEFAULT_DRAIN_SECONDS)
         health = f"PAGODA_{service.upper()}_HEALTH_PORT"
-        ready_port = self._plan.http_port if service == "gateway" else None
+        is_gateway = service == "gateway"
+        ready_port = self._plan.http_port if is_gateway else None
+        host = self._user.get(f"PAGODA_{service.upper()}_HEALTH_HOST") or LOOPBACK
         if health in known:
             port = self._port(health if is_first else "")
             variables[health] = str(port)
@@ -246,7 +253,8 @@ class Stack:
             command=(sys.executable, "-m", f"pagoda_{service}"),
             environ=self._environment_of(service) | variables,
             log=self._plan.home / "logs" / f"{name}.log",
-            stop_stage=GATEWAY_STAGE if service == "gateway" else SERVICE_STAGE,
+            stop_stage=GATEWAY_STAGE if is_gateway else SERVICE_STAGE,
+            ready_host=self._plan.http_host if is_gateway else host,
             ready_port=ready_port,
         )
 
@@ -260,12 +268,26 @@ class Stack:
         self._ports.close()
 
 
-def _given_ports(environ: Mapping[str, str]) -> set[int]:
-    """Every port that a setting names, used or not."""
+def _check_ports(ports: Mapping[str, int]) -> None:
+    """Raise SettingsError for settings that name the same port; 0 names none."""
+    names: dict[int, list[str]] = {}
+    for name, port in ports.items():
+        names.setdefault(port, []).append(name)
+    problems = [
+        f"{' and '.join(same)} name the same port, {port}; give each one of its own"
+        for port, same in names.items()
+        if port and len(same) > 1
+    ]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _given_ports(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return every port that a setting names, used or not, by its name."""
     return {
-        int(value)
+        name: int(value)
         for name, value in environ.items()
-        if name.startswith(PREFIX) and name.endswith("_PORT") and value.isdecimal()
+        if name.startswith(PREFIX) and name.endswith("_PORT") and value.strip().isdecimal()
     }
 
 

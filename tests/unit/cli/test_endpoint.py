@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_cli.endpoint import DEFAULT_BASE_URL, resolve_administration, resolve_endpoint
+from pagoda_cli.endpoint import (
+    DEFAULT_BASE_URL,
+    EndpointError,
+    resolve_administration,
+    resolve_endpoint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +92,29 @@ def test_the_administrations_key_stays_with_the_stacks_address(
     assert resolve_administration(url="http://elsewhere:1", home=home).api_key == ""
     monkeypatch.setenv("PAGODA_GATEWAY_ADMIN_KEY", "mine")
     assert resolve_administration(url="http://elsewhere:1", home=home).api_key == "mine"
+
+
+@pytest.mark.parametrize("key", ["secret\r", " secret", "sec ret", "sécret"])
+@pytest.mark.parametrize("name", ["OPENAI_API_KEY", "PAGODA_GATEWAY_ADMIN_KEY"])
+def test_a_key_that_no_header_holds_is_refused_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
+) -> None:
+    monkeypatch.setenv(name, key)
+    resolve = resolve_endpoint if name == "OPENAI_API_KEY" else resolve_administration
+    with pytest.raises(EndpointError, match=f"{name} has spaces") as caught:
+        resolve(home=tmp_path)
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://[::1", "http://h/ x"]
+)
+def test_what_is_no_url_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(EndpointError, match="is no URL of a server"):
+        resolve_endpoint(url=url, home=tmp_path)
+
+
+def test_a_home_may_be_written_with_a_tilde(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home.parent))
+    monkeypatch.setenv("PAGODA_HOME", f"~/{home.name}")
+    assert resolve_endpoint().model == "demo"

@@ -6,7 +6,7 @@ import pytest
 
 from pagoda_cli.up import ports
 from pagoda_cli.up.errors import PortInUseError, StackError
-from pagoda_cli.up.ports import Ports, pick_port, require_free
+from pagoda_cli.up.ports import Ports, pick_port, reachable, require_free
 
 
 @pytest.fixture
@@ -24,6 +24,30 @@ def test_a_port_in_use_is_refused() -> None:
         pytest.raises(PortInUseError, match="PAGODA_HTTP_PORT"),
     ):
         require_free(listener.getsockname()[1])
+
+
+def test_a_port_is_free_where_it_is_to_be_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        require_free(port, "127.0.0.9")
+        with pytest.raises(PortInUseError):
+            require_free(port, "0.0.0.0")
+    require_free(port, "nosuch host")  # the server will name it
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("192.0.2.2", "192.0.2.2"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "[::1]"),
+        ("fe80::1", "[fe80::1]"),
+        ("box.example", "box.example"),
+    ],
+)
+def test_a_server_is_asked_where_it_answers(host: str, name: str) -> None:
+    assert reachable(host) == name
 
 
 def test_picked_ports_are_free_and_distinct() -> None:

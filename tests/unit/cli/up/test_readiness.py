@@ -15,5 +15,6 @@ async def test_who_is_not_ready_is_named_with_its_reason() -> None:
         health_server(loading, host="127.0.0.1", port=0) as second,
     ):
         ports = {"router": first, "decode-1": second, "gateway": free_port()}
+        addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
 
-        assert await waiting_for(ports) == ["decode-1 (model: loading)", "gateway"]
+        assert await waiting_for(addresses) == ["decode-1 (model: loading)", "gateway"]

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import load_secrets, lock_home
@@ -213,3 +214,34 @@ def test_the_topology_is_checked_together_with_the_rest(environ: dict[str, str])
 def test_a_missing_model_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(ModelFolderError, match="no such folder"):
         make_plan(environ | {"PAGODA_MODEL": "./nowhere"})
+
+
+@pytest.mark.parametrize("name", ["josé", "feat%2Fx", "what? #1", 'it\'s "here"'])
+def test_the_ledger_lies_in_the_home_whatever_that_is_called(
+    environ: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    _, specs = build(environ | {"PAGODA_HOME": str(tmp_path / name)})
+    url = sa.make_url(specs["gateway"].environ["PAGODA_GATEWAY_LEDGER_URL"])
+    assert url.database == str(tmp_path / name / "ledger.sqlite")
+    assert not url.query
+
+
+def test_services_are_asked_where_they_listen(environ: dict[str, str]) -> None:
+    given = {"PAGODA_GATEWAY_HOST": "192.0.2.2", "PAGODA_ROUTER_HEALTH_HOST": "192.0.2.3"}
+    _, specs = build(environ | given)
+    hosts = {name: specs[name].ready_host for name in ("gateway", "applier", "router", "kvstore")}
+    assert hosts == {
+        "gateway": "192.0.2.2",
+        "applier": "127.0.0.1",
+        "router": "192.0.2.3",
+        "kvstore": "127.0.0.1",
+    }
+
+
+def test_two_settings_of_one_port_are_refused(environ: dict[str, str]) -> None:
+    same = {"PAGODA_HTTP_PORT": "18001", "PAGODA_ROUTER_HEALTH_PORT": "18001"}
+    with pytest.raises(
+        SettingsError, match="HTTP_PORT and PAGODA_ROUTER_HEALTH_PORT name the same"
+    ):
+        make_plan(environ | same)
+    make_plan(environ | {"PAGODA_ROUTER_HEALTH_PORT": "0", "PAGODA_DECODE_HEALTH_PORT": "0"})
