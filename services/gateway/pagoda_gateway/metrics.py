@@ -1,4 +1,7 @@
-"""What the gateway counts. One registry per process, so these are made once."""
+"""What the gateway counts. One registry per process, so these are made once.
+
+The applier must not import this: it has its own (`accounts/usage/applier_metrics.py`).
+"""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -7,11 +10,14 @@ _TPOT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 RESPONSES = Counter(
-    "pagoda_http_responses", "Answers by route and HTTP status", ["route", "status"]
+    "pagoda_http_responses",
+    "Answers by route and HTTP status; none of what only has a line of a batch wait",
+    ["route", "status"],
 )
 REQUESTS = Counter(
     "pagoda_requests",
-    "Generation requests that got past validation, by how they ended; refused: by a limit",
+    "Generation requests that got past validation, by how they ended; refused: by a limit or a "
+    "policy; not lines of batches that wait",
     ["endpoint", "outcome"],
 )  # fmt: skip
 DECODE_WORKERS = Gauge(
@@ -26,7 +32,11 @@ TPOT = Histogram(
     "Time between a sequence's tokens, averaged over the sequence",
     buckets=_TPOT_BUCKETS,
 )
-E2E = Histogram("pagoda_request_seconds", "Arrival to end", buckets=_E2E_BUCKETS)
+E2E = Histogram(
+    "pagoda_request_seconds",
+    "Arrival to the end of the answer, of requests that no limit and no policy refused",
+    buckets=_E2E_BUCKETS,
+)
 INPUT_TOKENS = Counter("pagoda_input_tokens", "Prompt tokens of requests")
 CACHED_TOKENS = Counter("pagoda_cached_tokens", "Prompt tokens whose KV was reused", ["tier"])
 OUTPUT_TOKENS = Counter("pagoda_output_tokens", "Output tokens delivered to clients")
@@ -51,17 +61,6 @@ OUTBOX_COMMIT_SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10),
 )  # fmt: skip
 ADOPTED_OUTBOXES = Counter("pagoda_adopted_outboxes", "Outboxes of dead gateways that were sent")
-APPLIED = Counter("pagoda_ledger_records", "Usage records written to the ledger", ["kind"])
-APPLY_SECONDS = Histogram(
-    "pagoda_ledger_apply_seconds", "Writing some messages' records to the ledger",
-    buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2, 10),
-)  # fmt: skip
-LEDGER_LAG = Gauge("pagoda_ledger_waiting_messages", "Messages that are not in the ledger yet")
-RECONCILED = Counter(
-    "pagoda_reconciled_requests",
-    "Requests of dead gateways, closed from what is known (reconciled) or without anything (lost)",
-    ["outcome"],
-)
 BATCHES = Gauge("pagoda_num_batches_running", "Batches that this replica works on")
 BATCH_LINES = Counter("pagoda_batch_lines", "Lines of batches that got their answer", ["outcome"])
 SILENT_SEQUENCES = Counter(
@@ -79,7 +78,8 @@ CACHED_ANSWERS = Counter(
 )
 LIMITED = Counter(
     "pagoda_limited_requests",
-    "Requests refused because of a limit, by whose it was and which one",
+    "Requests refused because of a limit, by whose it was and which one; not lines of batches that "
+    "wait",
     ["scope", "dimension"],
 )
 LIMITED_WAITS = Counter(

@@ -103,7 +103,7 @@ async def test_nobody_gets_a_token_that_no_account_on_disk_has(
     assert await asking == 200
     assert arrived
     assert generation.ttft_seconds is not None
-    opened_after = generation._opened_unix_seconds - generation.identity.arrived_unix_seconds
+    opened_after = generation._opened_seconds - generation.identity.arrived_seconds
     assert generation.ttft_seconds == opened_after  # when it could have it
 
 

@@ -59,6 +59,25 @@ async def test_worker_where_nobody_listens_costs_an_attempt_and_no_request(
         assert text_of(chunks) == expected_text(request, 12)
 
 
+async def test_the_log_says_why_an_attempt_failed_and_not_that_all_have(
+    start: Start, bus: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = ScriptedWorker(bus, gate_index=5)
+    async with start(first) as running, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(running.chat(max_tokens=12))
+        await first.wait_until(lambda: bool(first.requests))
+        async with running_worker(ScriptedWorker(bus)) as second:
+            await heard_of(running.router.directory, second.worker_id)
+            await running.tokens_arrived(5)
+            await first.kill()
+            answer = await asking
+    lines = [r.getMessage() for r in caplog.records if r.name.endswith("sequences.placement")]
+    assert lines == [
+        f"request {answer.headers['x-request-id']} sequence 0: attempt 1 of 3 failed (lost): on "
+        f"{first.worker_id}: decode worker {first.worker_id} is gone; another follows"
+    ]
+
+
 class Mute(ScriptedWorker):
     """Takes a sequence and dies before it says so."""
 
@@ -331,7 +350,8 @@ async def test_a_clock_that_is_set_while_a_request_comes_ends_it_not(
 ) -> None:
     """It came an hour ago, by the clock that it is looked at by."""
     now = time.time()
-    monkeypatch.setattr(middleware, "time", SimpleNamespace(time=lambda: now - 3600.0))
+    clocks = SimpleNamespace(time=lambda: now - 3600.0, monotonic=time.monotonic)
+    monkeypatch.setattr(middleware, "time", clocks)
     assert (await running.chat()).status_code == 200
 
 

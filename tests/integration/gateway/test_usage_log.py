@@ -17,12 +17,9 @@ from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.usage import applier, forwarder
 from pagoda_gateway.accounts.usage.applier import Applier
 from pagoda_gateway.accounts.usage.deliveries import deliveries_in
-from pagoda_gateway.accounts.usage.forwarder import (
-    RECORDS_TOGETHER,
-    Forwarder,
-    ensure_usage_stream,
-)
+from pagoda_gateway.accounts.usage.forwarder import RECORDS_TOGETHER, Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import UnavailableError

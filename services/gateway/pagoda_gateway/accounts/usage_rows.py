@@ -31,7 +31,11 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
 
 def close_values(record: UsageClose) -> dict[str, Any]:
     """Return the columns that are known at the end."""
-    stages = {"tokenize": record.gateway_tokenize_ms, "route": record.gateway_route_ms}
+    stages = {
+        "tokenize": record.gateway_tokenize_ms,
+        "limits": record.gateway_limits_ms,
+        "route": record.gateway_route_ms,
+    }
     for name in record.stages.DESCRIPTOR.fields_by_name:
         stages[name.removesuffix("_ms")] = getattr(record.stages, name)
     return {

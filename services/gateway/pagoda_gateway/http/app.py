@@ -76,21 +76,25 @@ def make_app(gateway: Gateway) -> FastAPI:
     ]  # fmt: skip
     for router in routers:
         app.include_router(router)
+    routes = [route for router in routers for route in router.routes]
     admin_secret = gateway.settings.admin_key.get_secret_value()
     if admin_secret:
         for module in (
             organisations, tenants, keys, tiers, prices, balances, all_receipts, chains,
             prefixes, reconcile, adapters,
         ):  # fmt: skip
-            app.include_router(module.make_router(gateway))
+            router = module.make_router(gateway)
+            app.include_router(router)
+            routes += router.routes
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     # Each that is added is outside of those before: who calls is known before any route runs.
-    app.add_middleware(PlainRoutes, routes=[route for r in routers for route in r.routes])
+    app.add_middleware(PlainRoutes, routes=routes)
     app.add_middleware(
         RequestMiddleware,
         authenticator=gateway.authenticator,
         admin_key=AdminKey(admin_secret) if admin_secret else None,
+        routes=routes,
     )
     if gateway.settings.cors_origins:
         # Added last, so it is the outermost: browsers ask what they may without a key.

@@ -1,6 +1,7 @@
 """Who sent a request, and what it is called; the middleware puts it into the scope."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -21,6 +22,7 @@ class Caller:
         api_key: whose key it is; None on routes without one.
         arrived_unix_seconds: when the request came.
         service_tier: "batch" for a line of a batch.
+        arrived_seconds: when it came by the monotonic clock, which nobody sets.
     """
 
     request_id: str
@@ -28,6 +30,7 @@ class Caller:
     api_key: ApiKey | None
     arrived_unix_seconds: float
     service_tier: ServiceTier = "default"
+    arrived_seconds: float = field(default_factory=time.monotonic)
 
     @property
     def shown_id(self) -> str:

@@ -3,8 +3,10 @@
 import logging
 import re
 import time
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_gateway import metrics
@@ -16,7 +18,7 @@ from pagoda_gateway.http.generation.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
 from pagoda_gateway.http.limit_headers import limits_of
 from pagoda_gateway.http.request_head import header
-from pagoda_gateway.http.wire import send_error
+from pagoda_gateway.http.wire import is_for_now, send_error
 from pagoda_runtime.identity import new_request_id
 
 logger = logging.getLogger(__name__)
@@ -42,10 +44,18 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, authenticator: Authenticator, admin_key: AdminKey | None = None
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        admin_key: AdminKey | None = None,
+        routes: Sequence[BaseRoute] = (),
     ) -> None:
-        """Let in whom `authenticator` knows, and to the administration's paths who has its key."""
+        """Let in whom `authenticator` knows, and to the administration's paths who has its key.
+
+        Who is not let in is counted by the one of `routes` that was asked for.
+        """
         self._app = app
+        self._routes = routes
         self._authenticator = authenticator
         self._admin_key = admin_key
 
@@ -62,12 +72,15 @@ class RequestMiddleware:
         if client_id and not _CLIENT_ID.fullmatch(client_id):
             client_id = ""
         shown_id = client_id or request_id
-        status = 0
+        is_line = caller is not None and caller.service_tier == "batch"
+        status, is_answer = 0, True
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_answer
             if message["type"] == "http.response.start":
                 status = message["status"]
+                # Such a line of a batch waits and is asked again.
+                is_answer = not (is_line and is_for_now(status, message.get("headers", ())))
                 named = [(b"x-request-id", shown_id.encode()), (_OWN_ID, request_id.encode())]
                 if is_anthropics(scope["path"]):  # whose SDKs read this one
                     named.append((b"request-id", shown_id.encode()))
@@ -80,7 +93,7 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", ()), *named]  # no route sets these
             await send(message)
 
-        arrived = time.time()
+        arrived, arrived_seconds = time.time(), time.monotonic()
         try:
             if caller is None:
                 key = None
@@ -90,7 +103,9 @@ class RequestMiddleware:
                     key = await self._authenticator.authenticate(
                         _authorization(scope), address=(scope.get("client") or ("",))[0]
                     )
-                Caller(request_id, client_id, key, arrived).enter(scope)
+                Caller(request_id, client_id, key, arrived, arrived_seconds=arrived_seconds).enter(
+                    scope
+                )
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:
@@ -104,8 +119,18 @@ class RequestMiddleware:
                 await send_error(send_named, failure, error_body(scope["path"], failure, shown_id))
         finally:
             route = scope.get("route")
-            path = getattr(route, "path", "unknown")
-            metrics.RESPONSES.labels(path, str(status or 499)).inc()
+            if route is None and Caller.within(scope) is None:  # nobody has looked for it yet
+                route = self._route_of(scope)
+            if is_answer:
+                path = getattr(route, "path", "unknown")
+                metrics.RESPONSES.labels(path, str(status or 499)).inc()
+
+    def _route_of(self, scope: Scope) -> BaseRoute | None:
+        """Return the route of a path, if there is one, whatever its methods are."""
+        for route in self._routes:
+            if route.matches(scope)[0] is not Match.NONE:
+                return route
+        return None
 
 
 def is_administration(path: str) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -48,6 +48,14 @@ async def send_json_parts(
 def header_json(payload: object) -> bytes:
     """Return JSON as a header's value: in ASCII."""
     return json.dumps(payload, separators=(",", ":")).encode()
+
+
+def is_for_now(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether an answer says to ask again.
+
+    503 without Retry-After is for good: the request asked for more than may be held.
+    """
+    return status in (429, 503) and any(name == b"retry-after" for name, _ in headers)
 
 
 async def send_error(send: Send, error: GatewayError, body: dict[str, Any]) -> None:

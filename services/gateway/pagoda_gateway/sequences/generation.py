@@ -36,6 +36,7 @@ from pagoda_gateway.sequences.request import (
     RequestIdentity,
     tenant_tag,
 )
+from pagoda_gateway.sequences.stages import stage_span
 from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Generation:
         max_placed: int,
         asked_ahead: AskedAhead | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; `add_sequence` and `run` come next.
 
@@ -97,6 +99,7 @@ class Generation:
             max_placed: sequences that workers have at a time; others wait here.
             asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             clock: Unix seconds, of its records.
+            monotonic: seconds, for how long it takes: that of the identity and of the sequences.
         """
         self.identity = identity
         self.model = model
@@ -113,7 +116,7 @@ class Generation:
         self.kept_outputs: Sequence[KeptOutput] | None = None  # an answer that needs no worker
         self.opened: UsageOpen | None = None  # was sent, so a close record must follow
         self.is_opened = False  # it is on disk: before that no token leaves this process
-        self._opened_unix_seconds = 0.0
+        self._opened_seconds = 0.0
         self._stored: asyncio.Future[None] | None = None  # the open record
         self._gateway_id = gateway_id
         self._placer = placer
@@ -122,8 +125,8 @@ class Generation:
         self._max_undelivered_tokens = max_undelivered_tokens
         self._max_placed = max_placed
         self._is_at_gate = self._is_being_judged = False
-        self._clock = clock
-        self._route_ms = 0.0
+        self._clock, self._monotonic = clock, monotonic
+        self._limits_ms = self._route_ms = 0.0
         self._routes: list[tuple[int, dict[str, float], RouteResponse]] = []
         self._runner: asyncio.Task[None] | None = None
         self._request = RequestContext(
@@ -245,11 +248,9 @@ class Generation:
 
     def final_record(self) -> UsageClose:
         """Return the account of what the client will have got when it has all of the answer."""
-        record = self.close_record("finished")
-        record.num_output_tokens = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return record
+        return self.close_record("finished", is_whole=True)
 
-    def close_record(self, outcome: str) -> UsageClose:
+    def close_record(self, outcome: str, *, is_whole: bool = False) -> UsageClose:
         """Return the account of what the client got."""
         return usage.close_record(
             self.identity,
@@ -257,7 +258,10 @@ class Generation:
             self.sequences,
             outcome=outcome,
             is_prompt_due=self._is_prompt_due(outcome),
+            is_whole=is_whole,
             ttft_seconds=self.ttft_seconds,
+            e2e_seconds=self._monotonic() - self.identity.arrived_seconds,
+            limits_ms=self._limits_ms,
             route_ms=self._route_ms,
             now=self._clock(),
         )
@@ -280,7 +284,7 @@ class Generation:
         times = [s.first_token_seconds for s in self.sequences if s.first_token_seconds]
         if not times:
             return None
-        return max(min(times), self._opened_unix_seconds) - self.identity.arrived_unix_seconds
+        return max(min(times), self._opened_seconds) - self.identity.arrived_seconds
 
     def describe_routes(self) -> None:
         """Note on the span how its sequences were placed; to write that takes long: once, late."""
@@ -308,8 +312,11 @@ class Generation:
     async def _run_all(self) -> None:
         if self.gate is not None:
             self._is_at_gate = True
-            await self.gate.enter()
+            came = self._monotonic()
+            with stage_span("gateway.limits", self.span, self.context):
+                await self.gate.enter()
             self._is_at_gate = False
+            self._limits_ms = 1000 * (self._monotonic() - came)
         if self.judge is not None:  # who is refused gives back what the gate took: see `settle`
             self._is_being_judged = True
             await self.judge()
@@ -367,7 +374,7 @@ class Generation:
         """Let tokens go, or end what must have none, though its workers may be done with it."""
         error = opened.exception()
         if error is None:
-            self.is_opened, self._opened_unix_seconds = True, self._clock()
+            self.is_opened, self._opened_seconds = True, self._monotonic()
             self.changed.set()
             return
         assert isinstance(error, GatewayError), "the log raises nothing else"

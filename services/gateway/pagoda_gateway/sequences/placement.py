@@ -44,10 +44,14 @@ _OVERDUE = generate_pb2.ADMIT_STATUS_OVERDUE
 
 
 class _AttemptFailedError(Exception):
-    """This attempt is over, another may succeed; `error` is for the client if none does."""
+    """This attempt is over, another may succeed.
 
-    def __init__(self, cause: str, error: GatewayError) -> None:
-        super().__init__(str(error))
+    `cause` in a word and `detail` are for whoever runs this; `error` is for the client if no other
+    attempt succeeds.
+    """
+
+    def __init__(self, cause: str, detail: str, error: GatewayError) -> None:
+        super().__init__(detail)
         self.cause = cause
         self.error = error
 
@@ -98,8 +102,9 @@ class Placer:
                         raise failure.error from None
                     metrics.ATTEMPTS.labels(failure.cause).inc()
                     logger.warning(
-                        "request %s sequence %d attempt %d: %s",
-                        context.request_id, sequence.index, attempt, failure,
+                        "request %s sequence %d: attempt %d of %d failed (%s): %s; another follows",
+                        context.request_id, sequence.index, attempt + 1,
+                        self._settings.max_attempts, failure.cause, failure,
                     )  # fmt: skip
                     if failure.cause == "refused":
                         await self._backoff.pause(attempt)
@@ -169,14 +174,14 @@ class Placer:
         if sequence.error is not None:
             refused.add(sequence.worker_id)
             sequence.worker_id = ""  # it has forgotten the sequence
-            raise _AttemptFailedError(
-                "engine fault", InternalError(f"the engine failed: {sequence.error}")
-            )
+            detail = f"the engine failed: {sequence.error}"
+            raise _AttemptFailedError("engine fault", detail, InternalError(detail))
         if not sequence.is_finished:
             refused.add(sequence.worker_id)
             reason = sequence.lost_reason or "lost"
             raise _AttemptFailedError(
                 "lost",
+                f"on {sequence.worker_id}: {reason}",
                 UnavailableError(
                     f"the sequence lost its worker ({reason}) in "
                     f"{self._settings.max_attempts} attempts; try again",
@@ -231,11 +236,14 @@ class Placer:
             refused.add(worker_id)
             if isinstance(error, NoResponderError):  # sooner known than by its silence
                 self._directory.forget(worker_id)
-            reason = str(error) or sequence.lost_reason
+            detail = (
+                f"decode worker {worker_id} does not answer ({str(error) or sequence.lost_reason})"
+            )
             raise _AttemptFailedError(
                 "unreachable",
+                detail,
                 UnavailableError(
-                    f"decode worker {worker_id} does not answer ({reason}); try again",
+                    f"{detail}; try again",
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 ),
             ) from error
@@ -248,12 +256,11 @@ class Placer:
             raise DeadlineError(f"decode worker {worker_id} did not begin: {answer.message}")
         refused.add(worker_id)
         kind = OverloadedError if answer.status == _OVERLOADED else UnavailableError
+        detail = f"decode worker {worker_id} takes no more now ({answer.message})"
         raise _AttemptFailedError(
             "refused",
-            kind(
-                f"decode worker {worker_id} takes no more now ({answer.message}); try again",
-                retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
-            ),
+            detail,
+            kind(f"{detail}; try again", retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS),
         )
 
     async def _cancel(self, context: RequestContext, sequence: OutputSequence, reason: str) -> None:

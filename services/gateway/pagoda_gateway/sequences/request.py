@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -44,6 +45,7 @@ class RequestIdentity:
         service_tier: "batch" for a line of a batch, which runs in the background.
         price_id: the price that the request came in under; empty: its model has none.
         weight: of the tenant's share of a worker, beside 1 of others.
+        arrived_seconds: when the request came by the monotonic clock, which nobody sets.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class RequestIdentity:
     service_tier: ServiceTier = "default"
     price_id: str = ""
     weight: float = 1.0
+    arrived_seconds: float = field(default_factory=time.monotonic)
 
 
 class AskedAhead(NamedTuple):

@@ -93,34 +93,54 @@ def close_record(
     *,
     outcome: str,
     is_prompt_due: bool,
+    is_whole: bool,
     ttft_seconds: float | None,
+    e2e_seconds: float,
+    limits_ms: float,
     route_ms: float,
     now: float,
 ) -> UsageClose:
-    """Return the account of what the client got; without its prompts unless they are due."""
+    """Return the account of what the client got; without its prompts unless they are due.
+
+    `is_whole`: as it will be once the client has all that there is.
+    """
     stages = StageTimes()
     for sequence in sequences:
-        for name, seconds in sequence.stages.items():
-            if seconds:  # most stages of most sequences take none
-                setattr(stages, name, getattr(stages, name) + seconds)
+        for name, milliseconds in sequence.stages.items():
+            if milliseconds:  # most stages of most sequences take none
+                setattr(stages, name, getattr(stages, name) + milliseconds)
+        stages.decode_generate_ms += _unsaid_generate_ms(sequence)
+    num_output_tokens = [len(s.token_ids) if is_whole else s.num_delivered for s in sequences]
     return UsageClose(
         request_id=identity.request_id,
         num_prompt_tokens=num_prompt_tokens(sequences) if is_prompt_due else 0,
         cached=cached_tokens(sequences)[1] if is_prompt_due else None,
-        num_output_tokens=sum(sequence.num_delivered for sequence in sequences),
+        num_output_tokens=sum(num_output_tokens),
         finish_reasons=[s.finish_reason or "abort" for s in sequences],
         stages=stages,
         ttft_ms=1000 * (ttft_seconds or 0.0),
-        e2e_ms=1000 * (now - identity.arrived_unix_seconds),
+        e2e_ms=1000 * e2e_seconds,
         num_attempts=_num_attempts(sequences) if context.worker_ids else 0,
         closed_unix_seconds=now,
         outcome=outcome,
         worker_ids=context.worker_ids,
         gateway_tokenize_ms=identity.tokenize_ms,
+        gateway_limits_ms=limits_ms,
         gateway_route_ms=route_ms,
         num_proposed_tokens=sum(sequence.num_proposed_tokens for sequence in sequences),
-        num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
+        num_accepted_tokens=sum(  # workers may be ahead of what is delivered
+            min(sequence.num_accepted_tokens, num_tokens)
+            for sequence, num_tokens in zip(sequences, num_output_tokens, strict=True)
+        ),
     )
+
+
+def _unsaid_generate_ms(sequence: OutputSequence) -> float:
+    """Return how long a sequence took whose worker did not get to say it: first to last token."""
+    first, last = sequence.first_token_seconds, sequence.last_token_seconds
+    if sequence.is_ended_by_worker or sequence.stages["decode_generate_ms"]:
+        return 0.0
+    return 0.0 if first is None or last is None else 1000 * (last - first)
 
 
 def _num_attempts(sequences: Sequence[OutputSequence]) -> int:

@@ -423,6 +423,9 @@ async def test_a_deadline_in_the_queue_has_headers_of_what_was_counted(replicas:
     assert answer.headers["x-ratelimit-remaining-requests"] == "8"
 
 
+COUNTED = ("pagoda_requests_total", "pagoda_input_tokens_total", "pagoda_request_seconds_count")
+
+
 async def test_what_a_limit_refuses_is_counted_as_that_and_as_no_input(replicas: Replicas) -> None:
     async def counted() -> dict[tuple[str, str], float]:
         text = (await replicas.first.http.get("/metrics")).text
@@ -430,7 +433,7 @@ async def test_what_a_limit_refuses_is_counted_as_that_and_as_no_input(replicas:
             (sample.name, sample.labels.get("outcome", "")): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
-            if sample.name in ("pagoda_requests_total", "pagoda_input_tokens_total")
+            if sample.name in COUNTED
             and sample.labels.get("endpoint", "chat.completions") == "chat.completions"
         }
 

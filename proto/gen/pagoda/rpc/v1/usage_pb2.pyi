@@ -110,6 +110,7 @@ class UsageClose(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     NUM_PROPOSED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    GATEWAY_LIMITS_MS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     num_output_tokens: _builtins.int
@@ -128,6 +129,8 @@ class UsageClose(_message.Message):
     """that decode workers verified, as their frames said"""
     num_accepted_tokens: _builtins.int
     """of them, those that were in an output"""
+    gateway_limits_ms: _builtins.float
+    """until there was room in the limits of its key"""
     @_builtins.property
     def cached(self) -> _generate_pb2.CachedTokens: ...
     @_builtins.property
@@ -170,10 +173,11 @@ class UsageClose(_message.Message):
         prefix: Global___PrefixMiss | None = ...,
         num_proposed_tokens: _builtins.int = ...,
         num_accepted_tokens: _builtins.int = ...,
+        gateway_limits_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "prefix", b"prefix", "stages", b"stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "is_cached_answer", b"is_cached_answer", "num_accepted_tokens", b"num_accepted_tokens", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_proposed_tokens", b"num_proposed_tokens", "outcome", b"outcome", "prefix", b"prefix", "request_id", b"request_id", "safety_findings", b"safety_findings", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "closed_unix_seconds", b"closed_unix_seconds", "e2e_ms", b"e2e_ms", "finish_reasons", b"finish_reasons", "gateway_limits_ms", b"gateway_limits_ms", "gateway_route_ms", b"gateway_route_ms", "gateway_tokenize_ms", b"gateway_tokenize_ms", "is_cached_answer", b"is_cached_answer", "num_accepted_tokens", b"num_accepted_tokens", "num_attempts", b"num_attempts", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_proposed_tokens", b"num_proposed_tokens", "outcome", b"outcome", "prefix", b"prefix", "request_id", b"request_id", "safety_findings", b"safety_findings", "stages", b"stages", "ttft_ms", b"ttft_ms", "worker_ids", b"worker_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,9 +210,11 @@ class Reservation:
 
     def _refused(self, excesses: Sequence[Excess]) -> RateLimitError:
         worst = self._as_known(worst_of(excesses))
-        metrics.LIMITED.labels(worst.scope.kind, worst.dimension).inc()
         is_batch = self._request.service_tier == "batch"
-        return refusal_of(worst, self._hold.amount, is_batch=is_batch)
+        refusal = refusal_of(worst, self._hold.amount, is_batch=is_batch)
+        if not is_batch or refusal.retry_after_seconds is None:  # else the line asks again
+            metrics.LIMITED.labels(worst.scope.kind, worst.dimension).inc()
+        return refusal
 
     def _as_known(self, excess: Excess) -> Excess:
         return replace(excess, scope=_as_known(excess.scope, self._key))

@@ -16,13 +16,13 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
-from pagoda_gateway import metrics
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.retention import Retention
-from pagoda_gateway.accounts.usage.forwarder import ensure_usage_stream
+from pagoda_gateway.accounts.usage import applier_metrics
 from pagoda_gateway.accounts.usage.reconcile import Reconciler
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import BusError
@@ -79,9 +79,9 @@ class Applier:
             self._health.set_ready("ledger", False, detail)
             raise
         self._health.set_ready("ledger", True)
-        metrics.APPLY_SECONDS.observe(time.perf_counter() - started)
-        metrics.APPLIED.labels("request").inc(len(requests))
-        metrics.APPLIED.labels("sequence").inc(len(sequences))
+        applier_metrics.APPLY_SECONDS.observe(time.perf_counter() - started)
+        applier_metrics.APPLIED.labels("request").inc(len(requests))
+        applier_metrics.APPLIED.labels("sequence").inc(len(sequences))
         with contextlib.suppress(BusError):  # who misses the news looks again
             news = UsageApplied(num_records=len(records))
             await self._bus.publish(subjects.ACCOUNTS_APPLIED, news, context=Context())
@@ -158,7 +158,7 @@ class Applier:
     async def _watch_lag(self) -> None:
         while True:
             with contextlib.suppress(BusError):
-                metrics.LEDGER_LAG.set((await self._progress()).num_waiting)
+                applier_metrics.LEDGER_LAG.set((await self._progress()).num_waiting)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reconcile_forever(self, gone_seconds: float) -> None:

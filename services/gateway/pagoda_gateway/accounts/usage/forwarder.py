@@ -27,6 +27,7 @@ from pagoda_gateway.accounts.usage.segments import (
     segment_numbers,
     segment_path,
 )
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -40,21 +41,6 @@ ADOPT_SECONDS = 5.0
 RECORDS_TOGETHER = 512
 
 OnState = Callable[[bool, str], None]
-
-
-async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
-    """Create USAGE: when it is full it refuses new records rather than dropping old ones.
-
-    Raises:
-        StreamError: see `Bus.ensure_stream`.
-    """
-    await bus.ensure_stream(
-        subjects.USAGE_STREAM,
-        [subjects.USAGE_ALL],
-        max_bytes=max_bytes,
-        max_age_seconds=None,
-        discard_old=False,
-    )
 
 
 class Forwarder:

@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileResponse, UsageClose, UsageRecord
-from pagoda_gateway import metrics
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.usage import applier_metrics
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage_rows import LOST, RECONCILED
 from pagoda_runtime.status import ROLE_NAMES
@@ -108,7 +108,7 @@ class Reconciler:
         closes = [close_of(row, found.get(row["request_id"], []), now) for row in rows]
         await self._ledger.apply([UsageRecord(close=close) for close in closes])
         for close in closes:
-            metrics.RECONCILED.labels(close.outcome).inc()
+            applier_metrics.RECONCILED.labels(close.outcome).inc()
         return [close.outcome for close in closes]
 
 

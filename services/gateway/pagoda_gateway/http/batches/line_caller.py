@@ -17,6 +17,7 @@ from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.batches.line_request import LineAnswer, LineCall
 from pagoda_gateway.errors import AuthenticationError
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.wire import is_for_now
 
 logger = logging.getLogger(__name__)
 
@@ -83,11 +84,10 @@ class _Connection:
         """Return what was sent; nothing was, if the request was cut off: then ask again."""
         if not self._status:
             return LineAnswer(503, RETRY_AFTER_SECONDS, b"null")
-        # 503 without Retry-After is for good: the request asked for more than may be held.
-        retry_after = self._headers.get("retry-after") if self._status in (429, 503) else None
+        waits = is_for_now(self._status, self._headers.raw)
         return LineAnswer(
             status=self._status,
-            retry_after_seconds=None if retry_after is None else float(retry_after),
+            retry_after_seconds=float(self._headers["retry-after"]) if waits else None,
             body=b"".join(self._parts),
         )
 

@@ -28,7 +28,6 @@ from pagoda_gateway.http.generation.request_telemetry import (
     describe_request,
     end_request_span,
     log_prompts,
-    stage_span,
     start_request_span,
 )
 from pagoda_gateway.http.generation.response import GenerationResponse
@@ -42,6 +41,7 @@ from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
+from pagoda_gateway.sequences.stages import stage_span
 from pagoda_gateway.served_model import ServedModel
 from pagoda_runtime.telemetry.tracing import attached
 
@@ -206,6 +206,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 self._priced_name(model, caller.arrived_unix_seconds), caller.arrived_unix_seconds
             ),
             weight=key.weight,
+            arrived_seconds=caller.arrived_seconds,
         )
         is_stream = bool(body.stream)
         generation = self._generation(
@@ -284,7 +285,6 @@ class GenerationHandler(Generic[Sent, Body]):
                 tokenizer=self._endpoint.processors[model.name].tokenizer,
                 on_change=generation.on_sequence_change,
                 gap_timeout_seconds=settings.gap_timeout_seconds,
-                clock=time.time,
                 guard=policy.guard(index) if policy is not None else None,
             )
             if processed.options.is_search and index % num_choices:

@@ -1,10 +1,8 @@
 """What a generation request leaves in traces and metrics. Span names are in ARCHITECTURE.md."""
 
-import contextlib
 import logging
 import re
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import orjson
 from opentelemetry.context import Context
@@ -12,7 +10,6 @@ from opentelemetry.trace import (
     Span,
     SpanKind,
     StatusCode,
-    set_span_in_context,
 )
 from starlette.requests import Request
 from starlette.types import Scope
@@ -24,13 +21,13 @@ from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.request_head import header
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.stages import unix_nanoseconds
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
-from pagoda_runtime.telemetry.tracing import attached, extract, tracer
+from pagoda_runtime.telemetry.tracing import extract, tracer
 
 MAX_USER_CHARS = 128
 _CACHED_TOKENS = [(t, metrics.CACHED_TOKENS.labels(t)) for t in ("device", "cpu", "nvme")]
-_NOTHING = contextlib.nullcontext()
 logger = logging.getLogger(__name__)
 
 _FIELD = re.compile(
@@ -70,35 +67,6 @@ def _clients_context(scope: Scope) -> Context:
     if not parent:
         return Context()
     return extract({"traceparent": parent, "tracestate": header(scope, b"tracestate")})
-
-
-def stage_span(
-    name: str, span: Span, context: Context, *, start_seconds: float | None = None
-) -> contextlib.AbstractContextManager[None]:
-    """Record a stage as the current span, below `span`, the one of `context`; if that is recorded.
-
-    What ends it is noted in short on gateway.request; a recorded exception would hold the client's
-    own values, and a traceback of any length.
-    """
-    if not span.is_recording():
-        return _NOTHING
-    return _recorded_stage(name, context, start_seconds)
-
-
-@contextlib.contextmanager
-def _recorded_stage(name: str, context: Context, start_seconds: float | None) -> Iterator[None]:
-    start_time = None if start_seconds is None else unix_nanoseconds(start_seconds)
-    span = tracer().start_span(name, context=context, start_time=start_time)
-    try:
-        with attached(set_span_in_context(span, context)):
-            yield
-    finally:
-        span.end()
-
-
-def unix_nanoseconds(unix_seconds: float) -> int:
-    """Return a time as spans take it."""
-    return int(unix_seconds * 1e9)
 
 
 def describe_request(generation: Generation, body: GenerationBody) -> None:
@@ -172,9 +140,15 @@ def mark_failed(span: Span, error: GatewayError) -> None:
 
 
 def count(generation: Generation, record: UsageClose) -> None:
-    """Add a generation that ended to the metrics."""
-    metrics.REQUESTS.labels(generation.identity.endpoint, record.outcome).inc()
-    metrics.E2E.observe(time.time() - generation.identity.arrived_unix_seconds)
+    """Add a generation that ended to the metrics; not a line of a batch that only waits."""
+    identity, failure = generation.identity, generation.failure
+    if record.outcome == "refused" and identity.service_tier == "batch":
+        assert failure is not None, "the outcome says so"
+        if failure.retry_after_seconds is not None:
+            return
+    metrics.REQUESTS.labels(identity.endpoint, record.outcome).inc()
+    if record.outcome != "refused":  # nothing of it has run
+        metrics.E2E.observe(record.e2e_ms / 1000)  # not what was done once the client had it all
     metrics.INPUT_TOKENS.inc(record.num_prompt_tokens)
     metrics.OUTPUT_TOKENS.inc(record.num_output_tokens)
     for tier, tokens in _CACHED_TOKENS:

@@ -14,10 +14,11 @@ from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.caller import Caller
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.http.generation.request_policy import RequestPolicy
-from pagoda_gateway.http.generation.request_telemetry import count, describe_outcome, stage_span
+from pagoda_gateway.http.generation.request_telemetry import count, describe_outcome
 from pagoda_gateway.http.generation.streaming import GenerationWriter
 from pagoda_gateway.openai.serializer import Serializer
 from pagoda_gateway.sequences.generation import Generation
+from pagoda_gateway.sequences.stages import stage_span
 from pagoda_runtime.telemetry.tracing import attached
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from support.limits import PRICES, key_with
 
 from pagoda_gateway.accounts.keys import ApiKey
@@ -35,12 +36,18 @@ class Full:
         pass
 
 
-def reservations(number: int, key: ApiKey = KEY, num_tokens: int = 1) -> Sequence[Reservation]:
-    limiter: Any = Full(Excess(key.scopes[0], "running", used=1, held=0, wait_ms=None))
-    limits = Limits(limiter, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
+def reservations(
+    number: int,
+    key: ApiKey = KEY,
+    num_tokens: int = 1,
+    tier: str = "default",
+    excess: Excess | None = None,
+) -> Sequence[Reservation]:
+    full: Any = Full(excess or Excess(key.scopes[0], "running", used=1, held=0, wait_ms=None))
+    limits = Limits(full, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
     return [
         limits.reservation(
-            key, LimitedRequest(f"r{n}", "tiny", num_tokens, lambda: 1, "default", 0.0), headers
+            key, LimitedRequest(f"r{n}", "tiny", num_tokens, lambda: 1, tier, 0.0), headers
         )
         for n in range(number)
     ]
@@ -76,3 +83,26 @@ async def test_a_key_that_took_anothers_place_is_called_by_its_own_id() -> None:
     (large,) = reservations(1, rotated, num_tokens=100)
     with pytest.raises(RateLimitError, match="Request too large for the API key 'key-2'"):
         await large.enter()
+
+
+def num_refused(dimension: str) -> float:
+    labels = {"scope": "key", "dimension": dimension}
+    return REGISTRY.get_sample_value("pagoda_limited_requests_total", labels) or 0.0
+
+
+async def test_a_line_of_a_batch_that_waits_is_not_counted_as_refused() -> None:
+    (line,) = reservations(1, tier="batch")
+    before = num_refused("running")
+    with pytest.raises(RateLimitError):
+        await line.enter()
+    assert num_refused("running") == before
+
+
+async def test_a_line_of_a_batch_whose_budget_is_spent_is_refused() -> None:
+    key = key_with(key={"daily_budget_micros": 100})
+    spent = Excess(key.scopes[0], "day", used=100, held=0, wait_ms=1000)
+    (line,) = reservations(1, key, tier="batch", excess=spent)
+    before = num_refused("day")
+    with pytest.raises(RateLimitError):
+        await line.enter()
+    assert num_refused("day") == before + 1
