@@ -25,6 +25,7 @@ INTRODUCTION = """# Configuration
 
 Every setting is an environment variable. An unknown `PAGODA_*` name or an unusable value refuses to
 start and names the nearest valid one. An empty value counts as unset. Structured values are JSON.
+Integers are below 2^63; `~` is the home of the user who starts a process.
 
 `pagoda up` reads all of these, checks them together, and sets the addresses, ports and secrets of
 its processes by itself; what you set wins. Set `PAGODA_NATS_URL` or `PAGODA_REDIS_URL`, and it uses

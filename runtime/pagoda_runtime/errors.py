@@ -17,6 +17,7 @@ RuntimeServiceError
 └── RpcServerError         the gRPC server cannot be started
 """
 
+import re
 from collections.abc import Sequence
 
 
@@ -57,8 +58,9 @@ class BusConnectError(BusError):
 
     def __init__(self, url: str, seconds: float, cause: str) -> None:
         self.url, self.seconds = url, seconds
+        shown = re.sub("//[^/]*@", "//", url)  # it may have a password
         super().__init__(
-            f"no connection to NATS at {url} within {seconds:g} s ({cause}): "
+            f"no connection to NATS at {shown} within {seconds:g} s ({cause}): "
             "check that it runs there, PAGODA_NATS_URL, PAGODA_NATS_USER and PAGODA_NATS_TOKEN"
         )
 

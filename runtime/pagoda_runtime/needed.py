@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +23,15 @@ def needed(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
-        raise StartError(what, cause, remedy) from error
+        raise StartError(what, _cause(error), remedy) from error
 
 
 def needed_folder(folder: Path, variable: str) -> contextlib.AbstractContextManager[None]:
     """Return `needed` for a folder that is made, or written to; `variable` is its setting."""
     return needed(f"cannot use the folder {folder}", f"set {variable} to one that can be written")
+
+
+def _cause(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):  # its numbers are not the system's
+        return str(error.strerror)
+    return os.strerror(error.errno) if error.errno else str(error)

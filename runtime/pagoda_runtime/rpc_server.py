@@ -54,7 +54,10 @@ async def grpc_server(
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        raise RpcServerError(f"cannot listen on {host}:{port}: is the port in use?") from error
+        raise RpcServerError(
+            f"cannot listen on {host}:{port}: set the process's ..._GRPC_PORT to a free port, and "
+            "its ..._GRPC_HOST to an address of this machine"
+        ) from error
     await server.start()
     try:
         yield bound

@@ -4,6 +4,7 @@ The engine names its options; whoever reads an error set variables.
 """
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -26,6 +27,8 @@ COMMON = (
     "max_adapter_rank",
 )
 """Options that are settings of the whole system."""
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+"""Options whose room is taken without having been reckoned before."""
 
 
 def engine_options(settings: WorkerSettings, common: CommonSettings) -> EngineOptions:
@@ -55,3 +58,19 @@ def settings_errors(settings_class: type[WorkerSettings]) -> Iterator[None]:
         raise SettingsError([f"{name} is {error.value!r}, must be {error.limit}"]) from error
     except CheckpointError as error:
         raise ModelFolderError(str(error)) from error
+    except (MemoryError, OverflowError, OSError, RuntimeError) as error:
+        if not _is_lack_of_memory(error):
+            raise
+        text = " or ".join(names[option] for option in SIZES)
+        cause = str(error) or "out of memory"
+        raise SettingsError(
+            [f"there is no memory for the engine ({cause}): lower {text}, or give it more memory"]
+        ) from error
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """Whether memory of so many bytes cannot be had, or not even be asked for."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch has no class for what a host does not have
+    return not isinstance(error, RuntimeError) or "allocate memory" in str(error)

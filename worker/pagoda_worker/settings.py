@@ -3,11 +3,13 @@
 Each service subclasses `WorkerSettings` with its own prefix and adds what only it has.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
+from pagoda_runtime.configuration.addresses import endpoint_address
 from pagoda_runtime.configuration.settings import ServiceSettings
+from pagoda_runtime.configuration.values import Seconds
 
 
 class WorkerSettings(ServiceSettings):
@@ -22,7 +24,7 @@ class WorkerSettings(ServiceSettings):
     health_port: int | None = Field(
         None, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics; empty: none"
     )
-    kvstore_endpoint: str = Field(
+    kvstore_endpoint: Annotated[str, AfterValidator(endpoint_address)] = Field(
         "", description="host:port of this host's kvstore (gRPC); empty: no lower cache tiers"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
@@ -45,7 +47,9 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(
         16, ge=1, le=256, description="Tokens per KV block; equal on all workers"
     )
-    num_blocks: int = Field(0, ge=0, description="KV blocks in the pool; 0: from kv_cache_bytes")
+    num_blocks: int = Field(
+        0, ge=0, le=2**31 - 1, description="KV blocks in the pool; 0: from kv_cache_bytes"
+    )
     kv_cache_bytes: int = Field(
         0,
         ge=0,
@@ -63,17 +67,20 @@ class WorkerSettings(ServiceSettings):
         0,
         ge=0,
         description="Prompt and output tokens of one sequence at most, and room for as many is "
-        "required; 0: the model's own limit, or what the KV pool holds if that is less",
+        "required; more than the model's own limit counts as that limit. 0: the model's own limit, "
+        "or what the KV pool holds if that is less",
     )
     max_num_seqs: int = Field(
         0,
         ge=0,
+        le=65536,
         description="Sequences in one step at most; 0: 64 on CPU, on a GPU 256, or down to 64 "
         "where the largest step would take more than a quarter of the memory beside the weights",
     )
     max_num_batched_tokens: int = Field(
         0,
         ge=0,
+        le=1 << 24,
         description="New tokens in one step at most; 0: 512 on CPU, on a GPU 8192, or down to 512 "
         "as for the sequences",
     )
@@ -92,7 +99,7 @@ class WorkerSettings(ServiceSettings):
         "0: 4 on a GPU, 1 on CPU",
     )
     max_num_waiting: int = Field(256, ge=1, description="Sequences waiting for admission at most")
-    drain_seconds: float = Field(
+    drain_seconds: Seconds = Field(
         30.0, ge=0, description="After SIGTERM: time for running sequences to finish"
     )
     write_through_bytes: int = Field(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pagoda_formats.gguf_file import SUFFIX, is_gguf
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.configuration.values import expanded
 from pagoda_runtime.errors import ModelFolderError
 
 DEMO_MODEL = Path("demo") / "model"
@@ -30,7 +31,10 @@ def find_model(model: str, setting: str) -> Path:
     Raises:
         ModelFolderError: there is none; says what to do.
     """
-    folder = Path(model).expanduser()
+    try:
+        folder = expanded(Path(model))
+    except ValueError as error:
+        raise ModelFolderError(f"{setting}={model!r}: {error}") from error
     if folder.is_dir():
         return _checked(folder.resolve())
     if is_gguf(folder) and folder.is_file():

@@ -12,40 +12,29 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_origin
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from pagoda_formats.gguf_file import is_gguf
+from pagoda_runtime.configuration.addresses import may_have_password, nats_address, redis_address
 from pagoda_runtime.configuration.names import unknown_name_problems, variable_names
+from pagoda_runtime.configuration.values import check_text, checked_value, expanded
 from pagoda_runtime.errors import SettingsError
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 """What clients may call a model."""
 
 
-_REDIS_URL = re.compile(r"(rediss?|unix)://.+")
 _ADAPTER = re.compile(r"[A-Za-z0-9._-]{1,64}=[^,=]+")
-
-
-def redis_address(url: str) -> str:
-    """Return the URL of a Redis; raise ValueError if it can be none."""
-    if not _REDIS_URL.fullmatch(url):
-        raise ValueError("give redis://:password@host:6379/0, rediss://... or unix://...")
-    return url
-
-
-def nats_address(url: str) -> str:
-    """Return the URL of a NATS server; raise ValueError if it can be none."""
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("nats", "tls", "ws", "wss") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, or too large
-        is_one = False
-    if not is_one:
-        raise ValueError("give nats://host:4222, tls://..., ws://... or wss://...")
-    return url
 
 
 def adapter_list(text: str) -> str:
@@ -57,13 +46,27 @@ def adapter_list(text: str) -> str:
                 "and underscores, 64 at most; give name=folder,name=folder, such as "
                 "sql=/adapters/sql,chat=/adapters/chat"
             )
+        expanded(Path(pair.partition("=")[2]))
     return text
 
 
 class ServiceSettings(BaseSettings):
     """Base of all settings models: frozen, strict about names, filled by `load_settings` only."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_text(cls, value: Any, info: ValidationInfo) -> Any:
+        check_text(cls.model_fields[str(info.field_name)].annotation, value)
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _check_value(cls, value: Any, info: ValidationInfo) -> Any:
+        return checked_value(str(info.field_name), value)
 
     @classmethod
     def settings_customise_sources(
@@ -202,7 +205,7 @@ class CommonSettings(ServiceSettings):
     def adapter_folders(self) -> dict[str, Path]:
         """The adapters to load at start: folders by name."""
         pairs = (pair.split("=", 1) for pair in self.adapters.split(",") if pair)
-        return {name: Path(folder) for name, folder in pairs}
+        return {name: expanded(Path(folder)) for name, folder in pairs}
 
     @property
     def served_model_name(self) -> str:
@@ -286,7 +289,8 @@ def _describe(
     name = names.get(field, field)
     if field not in values:
         return f"{name}: {message}"
-    # A URL has its password before an @.
-    is_secret = cls.model_fields[field].annotation is SecretStr or "@" in str(values[field])
+    is_secret = cls.model_fields[field].annotation is SecretStr or may_have_password(
+        str(values[field])
+    )
     value = "(secret)" if is_secret else repr(values[field])
     return f"{name}={value}: {message}"

@@ -40,7 +40,11 @@ async def health_server(health: Health, *, host: str, port: int) -> AsyncIterato
         return connection
 
     what = f"cannot listen on {host}:{port} for /healthz, /readyz and /metrics"
-    with needed(what, "set the process's ..._HEALTH_PORT to a free port, 0 to any"):
+    remedy = (
+        "set the process's ..._HEALTH_PORT to a free port, 0 to any, and its ..._HEALTH_HOST to an "
+        "address of this machine"
+    )
+    with needed(what, remedy):
         listener = await loop.create_server(connect, host, port)
     bound: int = listener.sockets[0].getsockname()[1]
     try:

@@ -5,6 +5,7 @@ import socket
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from pagoda_runtime.configuration.values import Seconds
 from pagoda_worker.settings import WorkerSettings
 
 
@@ -20,7 +21,7 @@ class DecodeSettings(WorkerSettings):
         description="Host that prefill workers reach this worker by; empty: grpc_host, or this "
         "machine's own address if that listens everywhere",
     )
-    lease_seconds: float = Field(
+    lease_seconds: Seconds = Field(
         60.0,
         gt=0,
         description="Reserved blocks wait this long for a prefill worker's next sign of life",

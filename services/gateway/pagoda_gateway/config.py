@@ -3,13 +3,17 @@
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from pagoda_runtime.configuration.settings import ModelName, ServiceSettings, redis_address
+from pagoda_runtime.configuration.addresses import ENCODE, redis_address
+from pagoda_runtime.configuration.settings import ModelName, ServiceSettings
+from pagoda_runtime.configuration.values import MAX_SECONDS, Seconds
 
 MIN_ADMIN_KEY_CHARS = 16
+MAX_DAYS = 36_500
 _LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
 
 
@@ -55,7 +59,7 @@ class GatewaySettings(ServiceSettings):
         ge=1024,
         description="Bytes of all request bodies being read or prepared; beyond: 503.",
     )
-    body_timeout_seconds: float = Field(
+    body_timeout_seconds: Seconds = Field(
         10.0,
         gt=0,
         description="A request body may take so long, and a second more for each 64 KiB it has.",
@@ -119,7 +123,7 @@ class GatewaySettings(ServiceSettings):
         description="Bytes of responses and conversations kept for their clients, in the ledger's "
         "database; beyond it the tenant that holds most loses its oldest. 0: none are kept.",
     )
-    response_store_seconds: float = Field(
+    response_store_seconds: Seconds = Field(
         86_400.0,
         gt=0,
         description="How long a response is kept, and a conversation after a change.",
@@ -153,6 +157,7 @@ class GatewaySettings(ServiceSettings):
     file_keep_seconds: int = Field(
         30 * 86_400,
         ge=3600,
+        le=MAX_SECONDS,
         description="Files expire after so long, or earlier as their expires_after says.",
     )
     batch_max_lines: int = Field(50_000, ge=1, description="Most requests of one batch.")
@@ -172,7 +177,7 @@ class GatewaySettings(ServiceSettings):
         description="While limits cannot be counted: closed refuses requests of whoever has "
         "limits (503), open lets them run and counts them later.",
     )
-    limits_timeout_seconds: float = Field(
+    limits_timeout_seconds: Seconds = Field(
         2.0, gt=0, description="Deadline of one question to the Redis of the limits."
     )
     limit_queue_requests: int = Field(
@@ -181,23 +186,25 @@ class GatewaySettings(ServiceSettings):
         description="Requests of one tenant that wait at this replica for room in a limit whose "
         "tier says on_limit: queue; further ones get 429.",
     )
-    limit_queue_seconds: float = Field(
+    limit_queue_seconds: Seconds = Field(
         30.0, ge=0, description="How long such a request waits; what takes longer is a 429 at once."
     )
-    keepalive_seconds: float = Field(
+    keepalive_seconds: Seconds = Field(
         5.0, gt=0, description="A waiting stream gets an SSE comment or a ping this often."
     )
-    request_timeout_seconds: float = Field(
+    request_timeout_seconds: Seconds = Field(
         600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
     )
-    route_timeout_seconds: float = Field(5.0, gt=0, description="Deadline of one routing request.")
-    router_wait_seconds: float = Field(
+    route_timeout_seconds: Seconds = Field(
+        5.0, gt=0, description="Deadline of one routing request."
+    )
+    router_wait_seconds: Seconds = Field(
         10.0, ge=0, description="How long a request waits for a router that does not answer."
     )
-    admit_timeout_seconds: float = Field(
+    admit_timeout_seconds: Seconds = Field(
         5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
     )
-    usage_timeout_seconds: float = Field(
+    usage_timeout_seconds: Seconds = Field(
         10.0,
         gt=0,
         description="Deadline of one write to the outbox, and of one from there to NATS, which is "
@@ -214,7 +221,7 @@ class GatewaySettings(ServiceSettings):
         description="Most bytes of usage records that wait in this replica's outbox; beyond it "
         "requests get 503.",
     )
-    reconcile_seconds: float = Field(
+    reconcile_seconds: Seconds = Field(
         30.0,
         gt=0,
         description="What a gateway left open is closed, by what it noted and by workers' "
@@ -236,28 +243,29 @@ class GatewaySettings(ServiceSettings):
     prefix_tenant_bytes: int = Field(
         8 * 1024 * 1024, ge=65536, description="Of these, most of one tenant."
     )
-    gap_timeout_seconds: float = Field(
+    gap_timeout_seconds: Seconds = Field(
         3.0,
         gt=0,
         description="A hole in a sequence's tokens that lasts this long starts a new attempt.",
     )
-    silence_seconds: float = Field(
+    silence_seconds: Seconds = Field(
         1.5,
         gt=0,
         description="A sequence of which nothing was heard for so long is asked for at its worker.",
     )
-    failover_wait_seconds: float = Field(
+    failover_wait_seconds: Seconds = Field(
         30.0, ge=0, description="How long a sequence that lost its worker waits for another one."
     )
     max_attempts: int = Field(
         3, ge=1, le=10, description="Attempts of one sequence, the first included."
     )
-    receipt_wait_seconds: float = Field(
+    receipt_wait_seconds: Seconds = Field(
         3.0, ge=0, description="How long a receipt waits for a close record that is on its way."
     )
     usage_keep_days: int = Field(
         0,
         ge=0,
+        le=MAX_DAYS,
         description="Receipts are forgotten after so many days, sums by day never; 0: none is. "
         "Longer than usage records may wait: one of a forgotten receipt that comes again counts "
         "again.",
@@ -265,20 +273,29 @@ class GatewaySettings(ServiceSettings):
     request_name_keep_days: int = Field(
         30,
         ge=0,
+        le=MAX_DAYS,
         description="So many days a receipt is found by the x-request-id of the client; 0: always.",
     )
-    drain_seconds: float = Field(
+    drain_seconds: Seconds = Field(
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )
 
     @field_validator("ledger_url")
     @classmethod
     def _check_ledger_url(cls, url: SecretStr) -> SecretStr:
-        if url.get_secret_value() and not _LEDGER_URL.fullmatch(url.get_secret_value()):
+        if url.get_secret_value() and not _is_ledger_url(url.get_secret_value()):
             raise ValueError(
-                "give postgresql://user:password@host:5432/database or sqlite:////absolute/path"
+                "give postgresql://user:password@host:5432/database, the port from 1 to 65535, "
+                f"{ENCODE}; or sqlite:////absolute/path"
             )
         return url
+
+    @field_validator("safety_file")
+    @classmethod
+    def _check_safety_file(cls, file: Path | None) -> Path | None:
+        if file is not None and not file.is_file():
+            raise ValueError("there is no such file: name one that can be read, or set it empty")
+        return file
 
     @field_validator("limits_redis_url")
     @classmethod
@@ -314,4 +331,24 @@ class GatewaySettings(ServiceSettings):
 
     def ledger_address(self, home: Path) -> str:
         """Return the ledger's SQLAlchemy URL; `home` is where its SQLite file lies by default."""
-        return self.ledger_url.get_secret_value() or f"sqlite:///{home / 'ledger.sqlite3'}"
+        if given := self.ledger_url.get_secret_value():
+            return given
+        # a path's own % and ? would be read as parts of a URL
+        path = quote(str(home / "ledger.sqlite3"), safe="/ +")
+        return f"sqlite:///{path}"
+
+
+def _is_ledger_url(url: str) -> bool:
+    if not _LEDGER_URL.fullmatch(url):
+        return False
+    # imported here: the command line knows these settings, and starts in less time without it
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        address = make_url(url)
+    except (ArgumentError, ValueError):  # a port that is no number
+        return False
+    is_port = address.port is None or 0 < address.port < 65536
+    # of several @ the first one ends the password: the rest would be a host
+    return is_port and "@" not in (address.host or "")

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from pagoda_runtime.configuration.settings import ServiceSettings
+from pagoda_runtime.configuration.values import Seconds
 
 
 class KvstoreSettings(ServiceSettings):
@@ -41,14 +42,14 @@ class KvstoreSettings(ServiceSettings):
         ge=0,
         description="Blocks waiting to be written to NVMe, bytes; beyond it they are dropped",
     )
-    max_pin_seconds: float = Field(600.0, gt=0, description="Longest time a pin may ask for")
+    max_pin_seconds: Seconds = Field(600.0, gt=0, description="Longest time a pin may ask for")
     event_interval_seconds: float = Field(
         0.025, gt=0, le=0.05, description="Changes within this time are published together"
     )
-    snapshot_interval_seconds: float = Field(
+    snapshot_interval_seconds: Seconds = Field(
         60.0, gt=0, description="The whole content is published again after this time"
     )
-    flush_seconds: float = Field(
+    flush_seconds: Seconds = Field(
         8.0, gt=0, description="Time to write what is queued for NVMe at shutdown"
     )
 

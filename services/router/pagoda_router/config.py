@@ -4,6 +4,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from pagoda_runtime.configuration.settings import ServiceSettings
+from pagoda_runtime.configuration.values import MAX_SECONDS, Seconds
 
 
 class RouterSettings(ServiceSettings):
@@ -51,13 +52,16 @@ class RouterSettings(ServiceSettings):
     redis_timeout_seconds: float = Field(
         0.05, gt=0, le=0.05, description="Longest wait for the prefix index in a decision"
     )
-    breaker_seconds: float = Field(
+    breaker_seconds: Seconds = Field(
         1.0, gt=0, description="Time without asking Redis after it failed twice in a row"
     )
     index_ttl_seconds: int = Field(
-        120, ge=10, description="Index entries of workers that are gone expire after this time"
+        120,
+        ge=10,
+        le=MAX_SECONDS,
+        description="Index entries of workers that are gone expire after this time",
     )
-    index_check_seconds: float = Field(
+    index_check_seconds: Seconds = Field(
         1.0, gt=0, description="How often to look what the index lacks"
     )
     index_max_bytes: int = Field(
@@ -65,13 +69,13 @@ class RouterSettings(ServiceSettings):
         ge=1 << 20,
         description="Memory of Redis that the index may take, bytes; below Redis' maxmemory",
     )
-    in_flight_seconds: float = Field(
+    in_flight_seconds: Seconds = Field(
         1.0, gt=0, description="A choice counts as load at most this long before workers report it"
     )
-    settle_seconds: float = Field(
+    settle_seconds: Seconds = Field(
         0.1, ge=0, description="A heartbeat this long after a choice includes it"
     )
-    warm_up_seconds: float = Field(
+    warm_up_seconds: Seconds = Field(
         0.5, ge=0, description="Time to hear of workers before taking requests"
     )
     max_concurrent: int = Field(

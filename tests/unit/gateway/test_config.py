@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime.configuration.settings import load_settings
@@ -57,3 +58,52 @@ def test_a_databases_password_is_not_printed() -> None:
     settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": url})
     assert settings.ledger_address(Path("/data")) == url
     assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize("folder", ["/a%20b", "/a?mode=memory", "/a#b", "/a b", "/\u00e9", "a"])
+def test_ledger_lies_in_any_home(folder: str) -> None:
+    address = load_settings(GatewaySettings, {}).ledger_address(Path(folder))
+    assert make_url(address).database == f"{folder}/ledger.sqlite3"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@127.0.0.1:abc/d",
+        "postgresql://u:hunter2@127.0.0.1:99999/d",
+        "postgresql://u:hunter2@x@127.0.0.1/d",
+    ],
+)
+def test_a_database_whose_address_cannot_be_is_refused(url: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"the port from 1 to 65535.* percent-encoded"
+    ) as caught:
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": url})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql:///d?host=/run", "postgresql://u:a#b/c@h:5432/d"])
+def test_databases_as_sqlalchemy_reads_them(url: str) -> None:
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": url})
+    assert settings.ledger_address(Path("/data")) == url
+
+
+def test_a_redis_of_limits_whose_port_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"LIMITS_REDIS_URL=.secret.: give redis://"):
+        load_settings(
+            GatewaySettings, {"PAGODA_GATEWAY_LIMITS_REDIS_URL": "redis://127.0.0.1:99999/0"}
+        )
+
+
+def test_a_file_of_policies_that_is_not_there_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"SAFETY_FILE='/nope.yaml': there is no such file"):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_SAFETY_FILE": "/nope.yaml"})
+
+
+def test_a_file_of_policies_may_lie_in_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "policies.yaml").touch()
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_SAFETY_FILE": "~/policies.yaml"})
+    assert settings.safety_file == tmp_path / "policies.yaml"

@@ -1,5 +1,6 @@
 """The engine names its options; what a user reads names variables."""
 
+import errno
 from dataclasses import fields
 
 import pytest
@@ -49,3 +50,28 @@ def test_a_limit_out_of_range_names_the_variable() -> None:
         raise InvalidConfigError("block_size", 0, "at least 1")
 
     assert "PAGODA_DECODE_BLOCK_SIZE is 0, must be at least 1" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        OverflowError("Python int too large to convert to C ssize_t"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_memory_that_cannot_be_had_names_the_variables(error: Exception) -> None:
+    with (
+        pytest.raises(SettingsError, match=r"no memory .*lower PAGODA_DECODE_MAX_NUM_SEQS or "),
+        settings_errors(DecodeSettings),
+    ):
+        raise error
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no disk"), RuntimeError("a defect")])
+def test_what_is_no_lack_of_memory_is_left_as_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, settings_errors(DecodeSettings):
+        raise error
+
+    assert raised.value is error

@@ -54,6 +54,18 @@ def test_graph_batch_sizes_that_cannot_be_are_refused(sizes: str) -> None:
         load_settings(DecodeSettings, {"PAGODA_DECODE_GRAPH_BATCH_SIZES": sizes})
 
 
+@pytest.mark.parametrize("value", ["nonsense", "http://foo:80"])
+def test_an_endpoint_of_the_kvstore_that_cannot_be_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"KVSTORE_ENDPOINT='.*': give host:port"):
+        load_settings(DecodeSettings, {"PAGODA_DECODE_KVSTORE_ENDPOINT": value})
+
+
+@pytest.mark.parametrize("name", ["MAX_NUM_SEQS", "MAX_NUM_BATCHED_TOKENS", "NUM_BLOCKS"])
+def test_sizes_that_no_machine_has_room_for_are_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"PAGODA_DECODE_{name}='1000000000000': .* less than"):
+        load_settings(DecodeSettings, {f"PAGODA_DECODE_{name}": "1000000000000"})
+
+
 @pytest.mark.parametrize("module", ["pagoda_decode.config", "pagoda_prefill.config"])
 def test_settings_import_no_torch(module: str) -> None:
     script = f"import sys, {module}; sys.exit('torch' in sys.modules)"

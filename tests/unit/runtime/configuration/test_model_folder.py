@@ -91,3 +91,8 @@ def test_the_demo_model_is_found_above(tmp_path: Path) -> None:
 def test_the_setting_that_names_a_missing_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match=r"^PAGODA_OTHER='/.*nothing': .*no such folder"):
         find_model(str(tmp_path / "nothing"), "PAGODA_OTHER")
+
+
+def test_a_folder_below_nobodys_home_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match=r"PAGODA_MODEL='~nobody-here/m': .* without ~"):
+        find_model("~nobody-here/m", "PAGODA_MODEL")

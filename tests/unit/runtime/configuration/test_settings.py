@@ -177,7 +177,7 @@ def test_a_url_that_is_refused_shows_no_password() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["foo", "localhost:4222", "http://localhost", "nats://", "nats://h:99999", "nats://h:x"],
+    ["foo", "localhost:4222", "http://localhost", "nats://", "nats://h:99999", "nats://h:0"],
 )
 def test_a_url_that_is_no_nats_is_refused(url: str) -> None:
     (problem,) = problems_of(CommonSettings, PAGODA_NATS_URL=url)
@@ -194,3 +194,14 @@ def test_adapters_that_are_no_names_and_folders_are_refused(value: str) -> None:
     (problem,) = problems_of(CommonSettings, PAGODA_ADAPTERS=value)
     assert problem.startswith(f"PAGODA_ADAPTERS='{value}': ")
     assert "give name=folder,name=folder, such as sql=/adapters/sql" in problem
+
+
+def test_folders_of_adapters_may_lie_in_the_users_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = load_settings(CommonSettings, {"PAGODA_ADAPTERS": "sql=~/sql"})
+    assert settings.adapter_folders == {"sql": Path("/home/me/sql")}
+
+
+def test_folders_of_adapters_below_nobodys_home_are_refused() -> None:
+    (problem,) = problems_of(CommonSettings, PAGODA_ADAPTERS="sql=~nobody-here/sql")
+    assert problem.endswith("give the path without ~")

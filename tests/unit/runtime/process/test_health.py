@@ -4,6 +4,7 @@ import json
 import httpx
 import pytest
 
+from pagoda_runtime.errors import StartError
 from pagoda_runtime.process import health_server as health_server_module
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.health_server import health_server
@@ -116,3 +117,10 @@ async def test_an_open_connection_does_not_hold_up_the_end() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
         writer.close()
+
+
+async def test_an_address_that_cannot_be_listened_on_names_both_settings() -> None:
+    remedy = r"\.\.\._HEALTH_PORT to a free port.* \.\.\._HEALTH_HOST to an address of this machine"
+    with pytest.raises(StartError, match=remedy):
+        async with health_server(Health(), host="no such host", port=0):
+            pass

@@ -1,0 +1,22 @@
+import errno
+import socket
+
+import pytest
+
+from pagoda_runtime.errors import StartError
+from pagoda_runtime.needed import needed
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not"),
+        (OSError(errno.EADDRINUSE, "error while attempting to bind"), "Address already in use"),
+    ],
+)
+def test_the_cause_is_said_in_the_systems_words(error: OSError, cause: str) -> None:
+    with (
+        pytest.raises(StartError, match=rf"^cannot listen \({cause}.*\): free it$"),
+        needed("cannot listen", "free it"),
+    ):
+        raise error
