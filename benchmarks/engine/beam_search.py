@@ -63,7 +63,7 @@ def search(engine: Engine, prompt: list[int], width: int) -> Outputs:
     params = SamplingParams(
         max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, beam_search=BeamSearchParams(width)
     )
-    (output,) = run(engine, [prompt], [params])
+    *_, output = run(engine, [prompt], [params])  # before it one that says that the search begins
     return [hypothesis.token_ids for hypothesis in output.hypotheses]
 
 

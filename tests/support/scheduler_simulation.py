@@ -279,7 +279,8 @@ class Simulation:
         read = ReadStep(accepted, [], [])
         outputs, computed = commit_step(self.scheduler, scheduled.batch, read)
         for output in outputs:
-            self.outputs.setdefault(output.sequence_id, []).append(output)
+            if output.token_ids or output.finish_reason is not None:  # else a search has begun
+                self.outputs.setdefault(output.sequence_id, []).append(output)
         self.computed += computed
         self.exported += computed
 

@@ -203,6 +203,18 @@ def frame(sequence: LiveSequence, output: SequenceOutput) -> generate_pb2.Frame:
     return message
 
 
+def finish_reason_message(
+    reason: FinishReason | None,
+) -> "generate_pb2.FinishReason.ValueType":
+    """Return the wire's form; unspecified: not finished."""
+    return generate_pb2.FINISH_REASON_UNSPECIFIED if reason is None else FINISH_REASONS[reason]
+
+
+def finish_reason(value: "generate_pb2.FinishReason.ValueType") -> FinishReason | None:
+    """Return the engine's form; None where nothing, or nothing known, is said."""
+    return next((reason for reason, known in FINISH_REASONS.items() if known == value), None)
+
+
 def _hypothesis(hypothesis: Hypothesis) -> generate_pb2.Hypothesis:
     stop_id = hypothesis.matched_stop_token_id
     reason = FinishReason.LENGTH if stop_id is None else FinishReason.STOP

@@ -15,6 +15,9 @@ from opentelemetry.trace import Link
 from pagoda_engine import Limits, SequenceOutput, SequenceRequest
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
+LEAST_LEFT_SECONDS = 0.01
+"""Who has less is not begun with anew; timers may be early by as much."""
+
 
 @dataclass(slots=True)
 class CachedTokens:
@@ -38,6 +41,15 @@ class Stages:
     transferred: float = 0.0
     joined: float = 0.0  # all KV is here and the first token is known
     ended: float = 0.0
+
+    def cut_short(self, now: float) -> None:
+        """End what its prompt is at: the sequence ends before its first token."""
+        if not self.reserved:
+            self.reserved = now
+        elif self.fetch_started and not self.fetched:
+            self.fetched = now
+        elif self.fetched:
+            self.first_token = now
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +139,10 @@ class LiveSequence:
     def num_known_tokens(self) -> int:
         """Tokens to prefill: the prompt and what earlier attempts delivered."""
         return len(self.request.prompt_token_ids) + len(self.request.output_token_ids)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether nobody will wait for what is begun now, by the worker's monotonic clock."""
+        return now >= self.deadline - LEAST_LEFT_SECONDS
 
     @property
     def is_waiting(self) -> bool:

@@ -51,6 +51,7 @@ HOUSEKEEPING_SECONDS = 0.25
 EVENT_SECONDS = 5.0
 FLUSH_SECONDS = 2.0
 NUM_COPY_THREADS = 2
+DEADLINE_PASSED = "the request's deadline has passed"
 
 
 class Worker(Generic[S]):
@@ -356,11 +357,17 @@ class Worker(Generic[S]):
             sequence = self.sequences.get(computed.sequence_id)
             if sequence is not None:
                 self._handler.on_computed(sequence, computed)
+        num_tokens = 0
         for output in result.outputs:
+            num_tokens += len(output.token_ids)
+            if output.hypotheses:
+                num_tokens += sum(len(h.token_ids) for h in output.hypotheses)
             sequence = self.sequences.get(output.sequence_id)
             if sequence is not None:
                 self._handler.on_output(sequence, output)
         self.frames.flush()
+        if num_tokens:
+            self.metrics.decode_tokens.inc(num_tokens)
         self._timeline.end(result.stats)
         self._kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
         self.tiers.offer(result.stored, result.evicted)
@@ -382,16 +389,7 @@ class Worker(Generic[S]):
         if not stats.num_sequences:
             return
         self.speed.steps.add(stats)
-        for counter, amount in (
-            (self.metrics.unclaimed_seconds, stats.unclaimed_ns / 1e9),
-            (self.metrics.prefill_tokens, stats.num_prefill_tokens),
-            (self.metrics.decode_tokens, stats.num_decode_tokens + stats.num_accepted_tokens),
-            (self.metrics.proposed_tokens, stats.num_proposed_tokens),
-            (self.metrics.draft_seconds, stats.draft_seconds),
-            (self.metrics.accepted_tokens, stats.num_accepted_tokens),
-        ):
-            if amount:
-                counter.inc(amount)
+        self.metrics.count_step(stats)
 
     def _on_failure(self, failure: EngineFailedError) -> None:
         self.is_draining = True
@@ -428,7 +426,7 @@ class Worker(Generic[S]):
 
     def _end_overdue(self) -> None:
         for sequence in self.sequences.overdue(self.monotonic()):
-            self._handler.end(sequence, "the request's deadline has passed")
+            self._handler.end(sequence, DEADLINE_PASSED)
 
     def _tell_step_cost(self) -> None:
         """Let the engine know how fast it is, if that has changed."""

@@ -95,6 +95,8 @@ class Sequence:
         is_import_pending: the next admission waits for the caller to write KV.
         compute_ns: its shares of the measured time of the steps that were read.
         num_prefilled_tokens: computed by those steps as prefill; again after a preemption.
+        num_counted_tokens: leading tokens that were computed as prefill before; see
+            `take_prompt_tokens`.
         can_speculate: what its tokens are chosen by follows from the tokens before, or from
             nothing: so several can be chosen in one step. Penalties count on the device what each
             step has chosen.
@@ -149,6 +151,7 @@ class Sequence:
         "num_announced_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_counted_tokens",
         "num_exported_blocks",
         "num_launched_tokens",
         "num_null_blocks",
@@ -217,6 +220,7 @@ class Sequence:
         self.is_import_pending = is_import_pending
         self.compute_ns = 0
         self.num_prefilled_tokens = 0
+        self.num_counted_tokens = 0
         self.is_plain = not (
             request.prefill_only
             or beams is not None
@@ -348,6 +352,14 @@ class Sequence:
         if row is not None:
             self.num_unread_tokens += 1
             self.unread_row = row
+
+    def take_prompt_tokens(self, first_token: int, num_new_tokens: int) -> int:
+        """Return how many of a chunk's tokens are no output of this engine and new to it."""
+        end = first_token + num_new_tokens
+        known = self.num_prompt_tokens + len(self.request.output_token_ids)
+        num_first = max(0, min(end, known) - max(first_token, self.num_counted_tokens))
+        self.num_counted_tokens = max(self.num_counted_tokens, end)
+        return num_first
 
     def add_sibling(self) -> None:
         """Let one more sequence follow a beam; it has no blocks and no tokens yet."""

@@ -14,7 +14,13 @@ from pagoda_engine.scheduler.scheduler import Scheduler
 from pagoda_engine.scheduler.sequence import Sequence, SequenceState
 from pagoda_engine.step.commit_beams import take_candidates
 from pagoda_engine.step.launched import ReadStep
-from pagoda_engine.step.outputs import append_tokens, end_of, final_output, output_from
+from pagoda_engine.step.outputs import (
+    append_tokens,
+    end_of,
+    final_output,
+    output_from,
+    search_begun,
+)
 from pagoda_engine.step.result import ComputedBlocks, FinishReason, SequenceOutput
 
 _NOT_FINITE = "the model's logits are not finite"
@@ -164,6 +170,8 @@ def _commit(
     if sequence.beams is not None:
         if sampled and take_candidates(scheduler.blocks, sequence, sampled[0]):
             outputs.append(_commit_hypotheses(scheduler, sequence.leader))
+        elif sampled and scheduled.is_prefill and sequence.state is SequenceState.RUNNING:
+            outputs.append(search_begun(sequence))
     elif sampled:
         outputs.append(_commit_tokens(scheduler, scheduled, sampled, embedding))
     return outputs, computed

@@ -114,14 +114,24 @@ class LaunchedStep:
         num_new = sum(map(NUM_NEW_TOKENS, self.batch))
         prefills = [entry for entry in self.batch if entry[3]]
         num_decodes, num_proposed = len(self.batch) - len(prefills), 0
+        num_forced = num_resumed = num_failed_over = 0
         if num_new > len(self.batch):
             num_proposed = sum(len(entry.proposed) for entry in self.batch)
+            num_forced = num_new - num_decodes - num_proposed - sum(map(NUM_NEW_TOKENS, prefills))
+        for entry in prefills:
+            num_first = entry.sequence.take_prompt_tokens(entry.first_token, entry.num_new_tokens)
+            if entry.sequence.request.output_token_ids:
+                num_failed_over += num_first
+            num_resumed += entry.num_new_tokens - num_first
         return StepStats(
             num_sequences=len(self.batch),
             num_prefill_tokens=num_new - num_decodes - num_proposed,
             num_decode_tokens=num_decodes,
             num_proposed_tokens=num_proposed,
             num_accepted_tokens=num_accepted,
+            num_forced_tokens=num_forced,
+            num_resumed_tokens=num_resumed,
+            num_failed_over_tokens=num_failed_over,
             num_context_tokens=sum(map(FIRST_TOKEN, self.batch)) + num_new,
             num_prefill_context_tokens=sum(entry.num_context_tokens for entry in prefills),
             num_attended_tokens=sum(

@@ -16,9 +16,7 @@ def take_tokens(sequence: Sequence, token_ids: SequenceOf[int]) -> SequenceOutpu
     return output_from(sequence, first, reason)
 
 
-def final_output(
-    sequence: Sequence, reason: FinishReason | None, *, error: str = ""
-) -> SequenceOutput:
+def final_output(sequence: Sequence, reason: FinishReason, *, error: str = "") -> SequenceOutput:
     """Return the end of a sequence that brings no token."""
     return SequenceOutput(
         sequence_id=sequence.sequence_id,
@@ -31,6 +29,18 @@ def final_output(
         num_proposed_tokens=sequence.num_proposed_tokens,
         num_accepted_tokens=sequence.num_accepted_tokens,
         limits=(sequence.chunk_limits, sequence.proposal_limits),
+    )
+
+
+def search_begun(sequence: Sequence) -> SequenceOutput:
+    """Return what says that the prompt of a beam search is computed: it has no token to say so."""
+    return SequenceOutput(
+        sequence_id=sequence.sequence_id,
+        first_index=0,
+        token_ids=(),
+        compute_ns=sequence.compute_ns,
+        num_prefilled_tokens=sequence.num_prefilled_tokens,
+        limits=(sequence.chunk_limits.copy(), sequence.proposal_limits.copy()),
     )
 
 

@@ -35,7 +35,9 @@ class SequenceOutput(NamedTuple):
 
     The embedding of a prompt comes with the end: float32, little endian, of length 1.
 
-    So do the ``hypotheses`` of a beam search, the best first; it has no other tokens.
+    So do the ``hypotheses`` of a beam search, the best first; it has no other tokens. An output
+    with neither tokens, logprobs nor a finish_reason says that the prompt of one is computed; again
+    if it has to begin again.
 
     ``compute_ns``, ``num_prefilled_tokens`` and ``num_proposed_tokens`` are what was computed for
     the sequence up to here, ``num_accepted_tokens`` what of the latter is output; outputs of the
@@ -152,6 +154,9 @@ class StepStats:
         num_decode_tokens: one for each decode.
         num_proposed_tokens: that it verified.
         num_accepted_tokens: of them, those that were right.
+        num_forced_tokens: of ``num_prefill_tokens``, those that grammars forced.
+        num_resumed_tokens: of them, those computed again after a preemption.
+        num_failed_over_tokens: of them, those of sequences that had output elsewhere before.
         num_context_tokens: KV tokens read, all sequences.
         num_prefill_context_tokens: of them, those read for prompts.
         num_attended_tokens: what each of the prompts' tokens attends to, summed up.
@@ -176,6 +181,9 @@ class StepStats:
     num_decode_tokens: int = 0
     num_proposed_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0
+    num_resumed_tokens: int = 0
+    num_failed_over_tokens: int = 0
     num_context_tokens: int = 0
     num_prefill_context_tokens: int = 0
     num_attended_tokens: int = 0
@@ -197,6 +205,12 @@ class StepStats:
     def seconds(self) -> float:
         """What the step added to the time of a busy engine."""
         return self.gap_seconds + self.forward_seconds + self.sample_seconds
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts that were computed for the first time."""
+        again = self.num_resumed_tokens + self.num_failed_over_tokens
+        return self.num_prefill_tokens - self.num_forced_tokens - again
 
     @property
     def compute_ns(self) -> int:

@@ -19,7 +19,7 @@ from pagoda_worker.kv_transfer.leases import LeaseOutcome, LeaseTable, Settlemen
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.role_handler import RoleHandler
 from pagoda_worker.sequences import sequence_id_of
-from pagoda_worker.worker import Worker
+from pagoda_worker.worker import DEADLINE_PASSED, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,11 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
         if sequence.is_ending and output.finish_reason is FinishReason.ABORT:
             output = output._replace(error=sequence.end_error)
         sequence.take_work(output)
+        is_search = sequence.request.sampling.beam_search is not None
+        if is_search and output.finish_reason is None:
+            if not stages.joined:
+                self._end_prompt(sequence)
+            return  # it has no output before its end
         frame = engine_messages.frame(sequence, output)
         num_tokens = len(output.token_ids) + sum(len(h.token_ids) for h in output.hypotheses)
         sequence.num_output_tokens += num_tokens
@@ -122,17 +127,34 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             bool(output.embedding or output.hypotheses)
             or output.finish_reason is FinishReason.LENGTH
         )
-        if (output.token_ids or is_end) and not stages.joined:  # the first, or max_tokens 0, here
-            stages.first_token = stages.joined = self.worker.clock()
+        is_first = bool(output.token_ids or is_end) and not stages.joined  # or max_tokens 0, here
+        if is_first:
+            self._end_prompt(sequence)
+        if is_first or (is_search and stages.joined):  # a search has no frame before
             frame.cached.CopyFrom(engine_messages.cached_message(sequence.cached))
             frame.stages.CopyFrom(engine_messages.prefill_stages(stages))
-            self.worker.stages.record_prefill(sequence, fallback_reason=sequence.fallback_reason)
         if output.finish_reason is not None:
+            if not stages.joined:
+                self._cut_prompt_short(sequence, frame)
             stages.ended = self.worker.clock()
             is_local = sequence.is_local_prefill
             frame.stages.MergeFrom(engine_messages.decode_stages(stages, is_local_prefill=is_local))
             self._forget(sequence, output.finish_reason)
         self.worker.frames.add(sequence.gateway_id, frame)
+
+    def _end_prompt(self, sequence: DecodeSequence) -> None:
+        """Note that a prompt was computed here."""
+        sequence.stages.first_token = sequence.stages.joined = self.worker.clock()
+        self.worker.stages.record_prefill(sequence, fallback_reason=sequence.fallback_reason)
+
+    def _cut_prompt_short(self, sequence: DecodeSequence, frame: generate_pb2.Frame) -> None:
+        """Say what there was of a prompt whose sequence ends before it is computed."""
+        sequence.stages.cut_short(self.worker.clock())
+        if not sequence.prefill_worker_id or sequence.fallback_reason:  # else another one says it
+            frame.stages.CopyFrom(engine_messages.prefill_stages(sequence.stages))
+            self.worker.stages.record_prefill(
+                sequence, fallback_reason=sequence.fallback_reason, is_cut_short=True
+            )
 
     def end(self, sequence: DecodeSequence, error: str) -> None:
         """End a sequence: nobody writes its blocks any more, then the engine frees them."""
@@ -171,12 +193,17 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
                 settlement = await self._remote.run(sequence, blocks, self.endpoint)
                 if sequence.is_ending or self._join(sequence, settlement):
                     return
+                if sequence.is_overdue(self.worker.monotonic()):
+                    self.end(sequence, DEADLINE_PASSED)
+                    return
                 self._fall_back(sequence, settlement)
                 num_valid_tokens = self._num_valid_tokens(sequence, settlement.num_valid_blocks)
             else:
                 num_valid_tokens = await self.worker.tiers.fetch_planned(sequence, blocks)
         except Exception:  # whatever went wrong, the sequence must not wait for ever
             logger.exception("%s: its KV could not be imported", sequence.sequence_id)
+            if sequence.prefill_worker_id:
+                sequence.fallback_reason = sequence.fallback_reason or "not imported"
             num_valid_tokens = self._num_valid_tokens(sequence, blocks.close())
             now = self.worker.clock()
             sequence.stages.fetch_started = sequence.stages.fetch_started or now
@@ -202,11 +229,12 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
             return False
         sequence.stages.joined = self.worker.clock()
         self.worker.tiers.mark_known(sequence.request.block_hashes)  # the producer writes them
-        if result.is_finished:  # and the producer's frame has said so
+        if result.is_finished:  # and the producer's frame has said so, and its record does
             sequence.stages.ended = sequence.stages.joined
             self.worker.post_abort(sequence)
             sequence.next_index += 1
-            self._forget(sequence, None)
+            reason = engine_messages.finish_reason(result.finish_reason)
+            self._forget(sequence, reason, is_recorded_elsewhere=True)
         else:
             sequence.next_index += 1  # the producer has published its token
             self.worker.post_import_finished(
@@ -236,11 +264,18 @@ class DecodeHandler(RoleHandler[DecodeSequence]):
     def _num_valid_tokens(self, sequence: DecodeSequence, num_valid_blocks: int) -> int:
         return min(num_valid_blocks * self.worker.model.block_size, sequence.num_known_tokens)
 
-    def _forget(self, sequence: DecodeSequence, reason: FinishReason | None) -> None:
+    def _forget(
+        self,
+        sequence: DecodeSequence,
+        reason: FinishReason | None,
+        *,
+        is_recorded_elsewhere: bool = False,
+    ) -> None:
+        # None: an older producer has not said it.
         name = "prefill" if reason is None else reason.value
         self.worker.stages.record_decode(
             sequence, finish_reason=name, is_local_prefill=sequence.is_local_prefill
         )
         self.worker.metrics.sequences_ended.labels(name).inc()
-        self.worker.usage.add(sequence, "" if reason is None else name)
+        self.worker.usage.add(sequence, "" if is_recorded_elsewhere else name)
         self.worker.sequences.remove(sequence)

@@ -25,5 +25,5 @@ class DecodeSequence(LiveSequence):
 
     @property
     def is_local_prefill(self) -> bool:
-        """Whether it was prefilled here as planned, not as a fallback."""
-        return bool(self.stages.first_token) and not self.fallback_reason
+        """Whether it is prefilled here as planned, not as a fallback."""
+        return not self.prefill_worker_id

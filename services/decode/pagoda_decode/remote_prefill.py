@@ -115,6 +115,8 @@ class RemotePrefill:
     def _note(self, sequence: DecodeSequence, lease: Lease) -> None:
         """Record the transfer, as far as it came."""
         outcome = lease.settled.result().outcome.value if lease.settled.done() else "unsettled"
+        if outcome != LeaseOutcome.RECEIVED.value and sequence.is_overdue(self._monotonic()):
+            outcome = LeaseOutcome.CANCELLED.value  # the deadline broke it, not the producer
         self._metrics.leases_settled.labels(outcome).inc()
         self._metrics.transfer_bytes.labels("received").inc(lease.num_received_bytes)
         if not lease.started_unix_seconds:

@@ -28,7 +28,7 @@ from pagoda_worker.intake import Refusal
 from pagoda_worker.kv_transfer.base import KvProducer, KvPush, LeaseTarget, PushTrailer
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 from pagoda_worker.role_handler import RoleHandler
-from pagoda_worker.worker import Worker
+from pagoda_worker.worker import DEADLINE_PASSED, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -154,8 +154,12 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
             try:
                 reason = await self._push_all(sequence, push)
             except PushError as error:
-                logger.warning("%s: %s", sequence.sequence_id, error)
                 reason = "refused"
+                if sequence.is_overdue(self.worker.monotonic()):  # so the push had to end
+                    reason = DEADLINE_PASSED
+                    logger.info("%s: %s", sequence.sequence_id, reason)
+                else:
+                    logger.warning("%s: %s", sequence.sequence_id, error)
             except asyncio.CancelledError:
                 logger.info("%s: %s", sequence.sequence_id, sequence.end_error)
                 reason = sequence.end_error or "stopping"
@@ -193,6 +197,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
                 num_computed_tokens=sequence.num_known_tokens,
                 first_token_id=output.token_ids[0],
                 is_finished=output.finish_reason is not None,
+                finish_reason=engine_messages.finish_reason_message(output.finish_reason),
             )
         )
         self.worker.speed.transfer.add(summary.num_bytes, summary.seconds)
@@ -225,6 +230,11 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
 
     def _forget(self, sequence: PrefillSequence) -> None:
         """The task has ended (perhaps before it began): nobody reads the blocks now."""
+        if not sequence.stages.first_token:
+            sequence.stages.cut_short(self.worker.clock())
+            self.worker.stages.record_prefill(
+                sequence, lease_id=sequence.lease_id, is_cut_short=True
+            )
         # Frees in any state; a finished one was only held.
         self.worker.end_and_record(sequence, sequence.finish_reason)
         self.worker.sequences.remove(sequence)

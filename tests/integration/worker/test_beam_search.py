@@ -2,13 +2,19 @@
 
 import asyncio
 import dataclasses
+import itertools
+from typing import Any
 
 import pytest
 from support.engine_driver import EngineDriver
 from support.worker_cluster import BLOCK_SIZE, SECONDS, Cluster
 
 from pagoda.rpc.v1 import generate_pb2
+from pagoda_decode import server
+from pagoda_decode.decode_handler import DecodeHandler
+from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_engine import BeamSearchParams, EngineConfig, SamplingParams
+from pagoda_worker.worker import Worker
 
 pytestmark = pytest.mark.integration
 
@@ -60,7 +66,27 @@ async def test_a_cancel_frees_the_blocks_of_every_beam(cluster: Cluster) -> None
     assert answer.last is not None
     assert answer.last.finish_reason == generate_pb2.FINISH_REASON_ABORT
     assert not answer.last.hypotheses
+    assert answer.last.stages.prefill_compute_ms > 0
     await cluster.idle(decode)
+
+
+async def test_a_search_generates_from_the_end_of_its_prompt_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count(1)  # a second goes by whenever somebody looks, in each step at least
+
+    def handler(worker: Worker[DecodeSequence], **options: Any) -> DecodeHandler:
+        worker.clock = lambda: float(next(ticks))
+        return DecodeHandler(worker, **options)
+
+    monkeypatch.setattr(server, "DecodeHandler", handler)
+    await cluster.start_decode("decode-1")
+    answer = await cluster.generate("decode-1", PROMPT, sampling=SEARCH)
+    await answer.finished()
+
+    (frame,) = answer.frames
+    assert frame.stages.decode_generate_ms >= 1000 * (SEARCH.max_tokens - 1)
+    assert 0 < frame.stages.prefill_compute_ms < frame.stages.decode_generate_ms
 
 
 async def test_a_search_that_could_never_end_is_refused(cluster: Cluster) -> None:

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from pagoda.rpc.v1 import generate_pb2
+
 MESSAGE_BYTES = 2**20
 """Payload of one message: larger ones are slower, and hold the consumer's fence longer."""
 
@@ -40,6 +42,7 @@ class PushTrailer:
     num_computed_tokens: int
     first_token_id: int
     is_finished: bool
+    finish_reason: "generate_pb2.FinishReason.ValueType" = generate_pb2.FINISH_REASON_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

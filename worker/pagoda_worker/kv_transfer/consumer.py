@@ -187,6 +187,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             num_computed_tokens=trailer.num_computed_tokens,
             first_token_id=trailer.first_token_id,
             is_finished=trailer.is_finished,
+            finish_reason=trailer.finish_reason,
         )
         self._leases.settle(lease, LeaseOutcome.RECEIVED, result=result)
         blocks = lease.blocks

@@ -165,6 +165,7 @@ class GrpcPush:
                 num_computed_tokens=trailer.num_computed_tokens,
                 first_token_id=trailer.first_token_id,
                 is_finished=trailer.is_finished,
+                finish_reason=trailer.finish_reason,
             )
         )
         return PushSummary(

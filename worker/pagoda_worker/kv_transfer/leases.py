@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pagoda.rpc.v1 import generate_pb2
 from pagoda_worker.errors import LeaseVoidError
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
@@ -33,6 +34,7 @@ class PrefillResult:
     num_computed_tokens: int
     first_token_id: int
     is_finished: bool
+    finish_reason: "generate_pb2.FinishReason.ValueType" = generate_pb2.FINISH_REASON_UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

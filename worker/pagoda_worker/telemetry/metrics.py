@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pagoda_engine import StepStats
 from pagoda_runtime.telemetry.metrics import REGISTRY
 from pagoda_runtime.telemetry.plain_histogram import PlainHistogram
 
@@ -81,8 +82,20 @@ class WorkerMetrics:
             registry=registry,
         )
         self.prefill_tokens = Counter(
-            "pagoda_prefill_tokens", "Prompt tokens computed", registry=registry
+            "pagoda_prefill_tokens",
+            "Prompt tokens computed, each once on this worker",
+            registry=registry,
         )
+        self.other_prefill_tokens = Counter(
+            "pagoda_other_prefill_tokens",
+            "Tokens computed as a prompt's are, but again (after a preemption or a failover), or "
+            "because a grammar forced them",
+            ["cause"],
+            registry=registry,
+        )
+        self._resumed_tokens = self.other_prefill_tokens.labels("preemption")
+        self._failed_over_tokens = self.other_prefill_tokens.labels("failover")
+        self._forced_tokens = self.other_prefill_tokens.labels("grammar")
         self.decode_tokens = Counter("pagoda_decode_tokens", "Output tokens", registry=registry)
         self.proposed_tokens = Counter(
             "pagoda_speculation_proposed_tokens", "Proposed tokens verified", registry=registry
@@ -138,3 +151,18 @@ class WorkerMetrics:
         self.frames_dropped = Counter(
             "pagoda_frames_dropped", "Frames that could not be published", registry=registry
         )
+
+    def count_step(self, stats: StepStats) -> None:
+        """Count what a step computed."""
+        for counter, amount in (
+            (self.unclaimed_seconds, stats.unclaimed_ns / 1e9),
+            (self.prefill_tokens, stats.num_prompt_tokens),
+            (self._resumed_tokens, stats.num_resumed_tokens),
+            (self._failed_over_tokens, stats.num_failed_over_tokens),
+            (self._forced_tokens, stats.num_forced_tokens),
+            (self.proposed_tokens, stats.num_proposed_tokens),
+            (self.draft_seconds, stats.draft_seconds),
+            (self.accepted_tokens, stats.num_accepted_tokens),
+        ):
+            if amount:
+                counter.inc(amount)

@@ -53,23 +53,34 @@ class StageRecorder:
         )
 
     def record_prefill(
-        self, sequence: LiveSequence, *, lease_id: str = "", fallback_reason: str = ""
+        self,
+        sequence: LiveSequence,
+        *,
+        lease_id: str = "",
+        fallback_reason: str = "",
+        is_cut_short: bool = False,
     ) -> None:
         """prefill.queue, kv.fetch and prefill.compute, by the side that prefilled.
 
         Args:
-            sequence: whose first token is here.
+            sequence: whose first token is here, or never will be.
             lease_id: of the consumer that it was computed for.
             fallback_reason: why the consumer computed it after all.
+            is_cut_short: it ended during its prompt: the last of these stages has no end but that.
         """
         stages, cached = sequence.stages, sequence.cached
         num_tokens = sequence.num_known_tokens
         num_cached = cached.device + cached.cpu + cached.nvme
+        computed: dict[str, AttributeValue] = {}
+        if not is_cut_short:  # else steps may be under way that compute some
+            computed["pagoda.computed_tokens"] = max(num_tokens - num_cached, 0)
         extra: dict[str, AttributeValue] = {}
         if lease_id:
             extra["pagoda.lease_id"] = lease_id
         if fallback_reason:
             extra["pagoda.fallback_reason"] = fallback_reason
+        if is_cut_short:
+            extra["pagoda.is_cut_short"] = True
         queue_end = stages.reserved
         if fallback_reason:  # decode.queue covers the wait for admission already
             queue_end = stages.fetch_started
@@ -95,7 +106,7 @@ class StageRecorder:
             stages.first_token,
             {
                 "pagoda.prompt_tokens": num_tokens,
-                "pagoda.computed_tokens": max(num_tokens - num_cached, 0),
+                **computed,
                 "pagoda.cached_tokens.device": cached.device,
                 "pagoda.cached_tokens.cpu": cached.cpu,
                 "pagoda.cached_tokens.nvme": cached.nvme,

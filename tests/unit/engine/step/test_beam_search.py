@@ -58,6 +58,16 @@ def test_the_prompt_is_computed_once_and_beams_share_its_blocks(tiny_model: Load
     driver.check_compute_time()
 
 
+def test_an_output_says_that_the_prompt_is_computed(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=searched(width=4))
+    driver.run()
+    said = [o for result in driver.results for o in result.outputs if not o.finish_reason]
+    assert [(o.token_ids, o.num_prefilled_tokens) for o in said] == [((), len(PROMPT))]
+    (step,) = (r for r in driver.results if said[0] in r.outputs)
+    assert step.stats.num_prefill_tokens, "with the end of the prompt"
+
+
 def test_a_width_of_one_is_greedy(tiny_model: LoadedModel) -> None:
     (hypothesis,) = alone(tiny_model, PROMPT, width=1, max_tokens=6)
     assert list(hypothesis.token_ids) == greedy_tokens(tiny_model, PROMPT)

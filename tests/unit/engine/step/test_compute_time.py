@@ -81,6 +81,30 @@ def test_preempted_sequences_compute_again_and_pay_for_it(tiny_model: LoadedMode
     assert prefilled == sum(result.stats.num_prefill_tokens for result in driver.results)
 
 
+def test_what_a_preemption_makes_compute_again_is_not_counted_as_a_prompts(
+    tiny_model: LoadedModel,
+) -> None:
+    config = EngineConfig(block_size=4, num_blocks=12, max_model_len=44, max_num_seqs=6)
+    driver = EngineDriver(tiny_model, config)
+    rng = random.Random(2)
+    prompts = [[rng.randrange(250) for _ in range(rng.randint(1, 8))] for _ in range(10)]
+    driver.generate(prompts, sampling=greedy(16))
+    stats = [result.stats for result in driver.results]
+    assert sum(s.num_prompt_tokens for s in stats) == sum(map(len, prompts))
+    assert sum(s.num_resumed_tokens for s in stats) > 0
+
+
+def test_what_a_failover_makes_compute_again_is_not_counted_as_a_prompts(
+    tiny_model: LoadedModel,
+) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, output_token_ids=(5, 6, 7), sampling=greedy(8))
+    driver.run()
+    stats = [result.stats for result in driver.results]
+    assert sum(s.num_failed_over_tokens for s in stats) == len(PROMPT) + 3
+    assert sum(s.num_prompt_tokens for s in stats) == 0
+
+
 def test_an_abort_says_what_was_computed(tiny_model: LoadedModel) -> None:
     driver = make_driver(tiny_model)
     driver.add("a", PROMPT, sampling=greedy(50))

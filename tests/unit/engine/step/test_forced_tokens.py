@@ -53,6 +53,14 @@ def test_forced_tokens_come_with_the_token_before_them(tiny_model: LoadedModel) 
     assert [s.num_prefill_tokens for s in stats] == [len(PROMPT), 9, 9]
 
 
+def test_forced_tokens_are_not_counted_as_a_prompts(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model)
+    driver.add("a", PROMPT, sampling=greedy(30), token_mask=AutomatonMask(REFRAIN))
+    stats = [driver.step().stats for _ in range(3)]
+    assert [s.num_prompt_tokens for s in stats] == [len(PROMPT), 0, 0]
+    assert [s.num_forced_tokens for s in stats] == [0, 9, 9]
+
+
 def test_forced_tokens_are_load_until_they_are_computed(tiny_model: LoadedModel) -> None:
     driver = make_driver(tiny_model)
     driver.add("a", PROMPT, sampling=greedy(11), token_mask=AutomatonMask(REFRAIN))

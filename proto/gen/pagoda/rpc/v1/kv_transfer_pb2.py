@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from pagoda.rpc.v1 import generate_pb2 as pagoda_dot_rpc_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpagoda/rpc/v1/kv_transfer.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/generate.proto\"\x9e\x01\n\x0bPushRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.pagoda.rpc.v1.PushHeaderH\x00\x12+\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x19.pagoda.rpc.v1.PushBlocksH\x00\x12-\n\x07trailer\x18\x03 \x01(\x0b\x32\x1a.pagoda.rpc.v1.PushTrailerH\x00\x42\x06\n\x04part\"\xac\x01\n\nPushHeader\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x13\n\x0bkv_identity\x18\x03 \x01(\x0c\x12\'\n\x04pool\x18\x05 \x01(\x0b\x32\x19.pagoda.rpc.v1.PoolHandle\x12%\n\x06\x64igest\x18\x06 \x01(\x0e\x32\x15.pagoda.rpc.v1.DigestJ\x04\x08\x04\x10\x05R\x12shared_memory_name\"\xa8\x01\n\nPoolHandle\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.pagoda.rpc.v1.PoolKind\x12\x0e\n\x06memory\x18\x02 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\"[\n\nPushBlocks\x12$\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x14.pagoda.rpc.v1.Block\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\"\x8c\x01\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x05 \x01(\r\x12\x15\n\rpool_block_id\x18\x06 \x01(\r\x12\x15\n\rpool_part_ids\x18\x07 \x03(\rJ\x04\x08\x04\x10\x05R\x0c\x61rena_offset\"\xcf\x01\n\x0bPushTrailer\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\r\x12\x13\n\x0bis_finished\x18\x03 \x01(\x08\x12+\n\x06\x63\x61\x63hed\x18\x04 \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x06 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x07 \x01(\x01\"J\n\x0cPushResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nbad_blocks\x18\x02 \x03(\rJ\x04\x08\x03\x10\x04R\x0cneeds_inline*Q\n\x06\x44igest\x12\x16\n\x12\x44IGEST_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44IGEST_XXH3_128\x10\x01\x12\x1a\n\x16\x44IGEST_MULTILINEAR_128\x10\x02*n\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17POOL_KIND_SHARED_MEMORY\x10\x01\x12\x16\n\x12POOL_KIND_CUDA_IPC\x10\x02\x12\x12\n\x0ePOOL_KIND_NIXL\x10\x03\x32V\n\x11KvTransferService\x12\x41\n\x04Push\x12\x1a.pagoda.rpc.v1.PushRequest\x1a\x1b.pagoda.rpc.v1.PushResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpagoda/rpc/v1/kv_transfer.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/generate.proto\"\x9e\x01\n\x0bPushRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x19.pagoda.rpc.v1.PushHeaderH\x00\x12+\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x19.pagoda.rpc.v1.PushBlocksH\x00\x12-\n\x07trailer\x18\x03 \x01(\x0b\x32\x1a.pagoda.rpc.v1.PushTrailerH\x00\x42\x06\n\x04part\"\xac\x01\n\nPushHeader\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x13\n\x0bkv_identity\x18\x03 \x01(\x0c\x12\'\n\x04pool\x18\x05 \x01(\x0b\x32\x19.pagoda.rpc.v1.PoolHandle\x12%\n\x06\x64igest\x18\x06 \x01(\x0e\x32\x15.pagoda.rpc.v1.DigestJ\x04\x08\x04\x10\x05R\x12shared_memory_name\"\xa8\x01\n\nPoolHandle\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.pagoda.rpc.v1.PoolKind\x12\x0e\n\x06memory\x18\x02 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\r\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12\x0c\n\x04host\x18\x08 \x01(\t\"[\n\nPushBlocks\x12$\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x14.pagoda.rpc.v1.Block\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\"\x8c\x01\n\x05\x42lock\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x05 \x01(\r\x12\x15\n\rpool_block_id\x18\x06 \x01(\r\x12\x15\n\rpool_part_ids\x18\x07 \x03(\rJ\x04\x08\x04\x10\x05R\x0c\x61rena_offset\"\x83\x02\n\x0bPushTrailer\x12\x1b\n\x13num_computed_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\r\x12\x13\n\x0bis_finished\x18\x03 \x01(\x08\x12+\n\x06\x63\x61\x63hed\x18\x04 \x01(\x0b\x32\x1b.pagoda.rpc.v1.CachedTokens\x12\x18\n\x10prefill_queue_ms\x18\x05 \x01(\x01\x12\x13\n\x0bkv_fetch_ms\x18\x06 \x01(\x01\x12\x1a\n\x12prefill_compute_ms\x18\x07 \x01(\x01\x12\x32\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1b.pagoda.rpc.v1.FinishReason\"J\n\x0cPushResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nbad_blocks\x18\x02 \x03(\rJ\x04\x08\x03\x10\x04R\x0cneeds_inline*Q\n\x06\x44igest\x12\x16\n\x12\x44IGEST_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44IGEST_XXH3_128\x10\x01\x12\x1a\n\x16\x44IGEST_MULTILINEAR_128\x10\x02*n\n\x08PoolKind\x12\x19\n\x15POOL_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17POOL_KIND_SHARED_MEMORY\x10\x01\x12\x16\n\x12POOL_KIND_CUDA_IPC\x10\x02\x12\x12\n\x0ePOOL_KIND_NIXL\x10\x03\x32V\n\x11KvTransferService\x12\x41\n\x04Push\x12\x1a.pagoda.rpc.v1.PushRequest\x1a\x1b.pagoda.rpc.v1.PushResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pagoda.rpc.v1.kv_transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIGEST']._serialized_start=1109
-  _globals['_DIGEST']._serialized_end=1190
-  _globals['_POOLKIND']._serialized_start=1192
-  _globals['_POOLKIND']._serialized_end=1302
+  _globals['_DIGEST']._serialized_start=1161
+  _globals['_DIGEST']._serialized_end=1242
+  _globals['_POOLKIND']._serialized_start=1244
+  _globals['_POOLKIND']._serialized_end=1354
   _globals['_PUSHREQUEST']._serialized_start=81
   _globals['_PUSHREQUEST']._serialized_end=239
   _globals['_PUSHHEADER']._serialized_start=242
@@ -47,9 +47,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCK']._serialized_start=681
   _globals['_BLOCK']._serialized_end=821
   _globals['_PUSHTRAILER']._serialized_start=824
-  _globals['_PUSHTRAILER']._serialized_end=1031
-  _globals['_PUSHRESPONSE']._serialized_start=1033
-  _globals['_PUSHRESPONSE']._serialized_end=1107
-  _globals['_KVTRANSFERSERVICE']._serialized_start=1304
-  _globals['_KVTRANSFERSERVICE']._serialized_end=1390
+  _globals['_PUSHTRAILER']._serialized_end=1083
+  _globals['_PUSHRESPONSE']._serialized_start=1085
+  _globals['_PUSHRESPONSE']._serialized_end=1159
+  _globals['_KVTRANSFERSERVICE']._serialized_start=1356
+  _globals['_KVTRANSFERSERVICE']._serialized_end=1442
 # @@protoc_insertion_point(module_scope)

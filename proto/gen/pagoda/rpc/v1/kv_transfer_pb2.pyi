@@ -273,6 +273,7 @@ class PushTrailer(_message.Message):
     PREFILL_QUEUE_MS_FIELD_NUMBER: _builtins.int
     KV_FETCH_MS_FIELD_NUMBER: _builtins.int
     PREFILL_COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
     num_computed_tokens: _builtins.int
     """KV exists for these prompt tokens"""
     first_token_id: _builtins.int
@@ -282,6 +283,8 @@ class PushTrailer(_message.Message):
     prefill_queue_ms: _builtins.float
     kv_fetch_ms: _builtins.float
     prefill_compute_ms: _builtins.float
+    finish_reason: _generate_pb2.FinishReason.ValueType
+    """with is_finished: why"""
     @_builtins.property
     def cached(self) -> _generate_pb2.CachedTokens: ...
     def __init__(
@@ -294,10 +297,11 @@ class PushTrailer(_message.Message):
         prefill_queue_ms: _builtins.float = ...,
         kv_fetch_ms: _builtins.float = ...,
         prefill_compute_ms: _builtins.float = ...,
+        finish_reason: _generate_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "first_token_id", b"first_token_id", "is_finished", b"is_finished", "kv_fetch_ms", b"kv_fetch_ms", "num_computed_tokens", b"num_computed_tokens", "prefill_compute_ms", b"prefill_compute_ms", "prefill_queue_ms", b"prefill_queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "finish_reason", b"finish_reason", "first_token_id", b"first_token_id", "is_finished", b"is_finished", "kv_fetch_ms", b"kv_fetch_ms", "num_computed_tokens", b"num_computed_tokens", "prefill_compute_ms", b"prefill_compute_ms", "prefill_queue_ms", b"prefill_queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
