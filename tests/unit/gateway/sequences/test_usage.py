@@ -47,7 +47,8 @@ def closed(sequence: OutputSequence, model: ServedModel, **values: Any) -> Usage
     )  # fmt: skip
     defaults = {"is_prompt_due": True, "is_whole": False, "ttft_seconds": None}
     return close_record(
-        identity, context, [sequence], outcome="failed", e2e_seconds=0.0, limits_ms=0.0, route_ms=0.0, now=0.0,
+        identity, context, [sequence], outcome="failed",
+        e2e_seconds=0.0, limits_ms=0.0, route_ms=0.0, now=0.0,
         **{**defaults, **values},
     )  # fmt: skip
 
