@@ -1,5 +1,6 @@
 """Free loopback ports."""
 
+import errno
 import random
 import socket
 import sys
@@ -82,11 +83,14 @@ def require_free(port: int, host: str = LOOPBACK) -> None:
     Raises:
         PortInUseError: it cannot.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        return  # no port is to blame: the server will name its host
+    with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
-        except socket.gaierror:
-            return  # no port is to blame: the server will name its host
+            probe.bind(address)
         except OSError as error:
-            raise PortInUseError(port, error.strerror or str(error)) from error
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise PortInUseError(port, error.strerror or str(error)) from error

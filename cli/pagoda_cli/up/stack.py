@@ -70,14 +70,18 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
     models = all_settings() | {"common": StackSettings}
     validate_environment(list(models.values()), environ)
     common = load_settings(StackSettings, environ)
-    _check_ports({"PAGODA_HTTP_PORT": common.http_port, **_given_ports(environ)})
+    topology = parse_topology(common.topology)
+    ports = {"PAGODA_HTTP_PORT": common.http_port, **_given_ports(environ)}
+    if not topology.num_prefill:
+        ports = {n: port for n, port in ports.items() if not n.startswith("PAGODA_PREFILL_")}
+    _check_ports(ports, environ)
     return Plan(
         home=common.home.expanduser().resolve(),
         http_host=environ.get("PAGODA_GATEWAY_HOST") or LOOPBACK,
         http_port=common.http_port,
         model=resolve_model_folder(common),
         model_name=common.served_model_name,
-        topology=parse_topology(common.topology),
+        topology=topology,
     )
 
 
@@ -268,14 +272,15 @@ class Stack:
         self._ports.close()
 
 
-def _check_ports(ports: Mapping[str, int]) -> None:
-    """Raise SettingsError for settings that name the same port; 0 names none."""
-    names: dict[int, list[str]] = {}
+def _check_ports(ports: Mapping[str, int], environ: Mapping[str, str]) -> None:
+    """Raise SettingsError for settings that name the same port of a host; 0 names none."""
+    names: dict[tuple[str, int], list[str]] = {}
     for name, port in ports.items():
-        names.setdefault(port, []).append(name)
+        its_host = f"{name.removesuffix('_PORT')}_HOST".replace("_HTTP_", "_GATEWAY_")
+        names.setdefault((environ.get(its_host) or LOOPBACK, port), []).append(name)
     problems = [
         f"{' and '.join(same)} name the same port, {port}; give each one of its own"
-        for port, same in names.items()
+        for (_, port), same in names.items()
         if port and len(same) > 1
     ]
     if problems:

@@ -13,7 +13,7 @@ from pagoda_engine.checkpoints.quantised.config import SUPPORTED, read_scheme
 from pagoda_engine.checkpoints.quantised.scheme import Scheme
 from pagoda_engine.checkpoints.safetensors_header import StoredTensor
 from pagoda_engine.checkpoints.weights import tensor_names, tensors_of, weight_files
-from pagoda_engine.errors import UnsupportedModelError
+from pagoda_engine.errors import CheckpointError, UnsupportedModelError
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.families.registry import describe
 from pagoda_engine.models.gguf.model import GgufModel
@@ -109,7 +109,12 @@ class HuggingFaceFolder:
         output = f"{names.output}.weight"
         if output not in {names.renamed(name) for name in tensor_names(self._folder)}:
             return False
-        tensors = self.tensors()
+        try:
+            tensors = self.tensors()
+        except CheckpointError:  # said when they are loaded; random weights need no files
+            return False
+        if output not in tensors:
+            return False
         embedding = f"{names.embedding}.weight"
         bare = embedding.removeprefix(names.optional_prefix)
         other = tensors.get(embedding, tensors.get(bare))

@@ -185,6 +185,8 @@ def _sections(config: ConfigReader, layer_type: str) -> list[ConfigReader]:
     is_of_types = newer.has(layer_type)
     if is_of_types:
         newer = newer.section(layer_type)
+    if older.has(layer_type):
+        older = older.section(layer_type)
     # The older one is of all layers, or of those that see everything.
     if not older.fields or (is_of_types and layer_type != "full_attention"):
         return [newer]
@@ -195,7 +197,7 @@ def _sections(config: ConfigReader, layer_type: str) -> list[ConfigReader]:
         for name in ("rope_theta", "partial_rotary_factor")
         if newer.has(name) and not config.has(name)
     }
-    return [newer, older.replaced(**kept, **older.fields)]
+    return [newer, older.replaced(**{**kept, **older.fields})]
 
 
 def _either(section: ConfigReader, config: ConfigReader, name: str) -> ConfigReader:

@@ -5,7 +5,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 ENCODE = "a password's special characters percent-encoded (# is %23, / is %2F, @ is %40)"
 _PASSWORD = re.compile(r"@|//.*:(?![0-9]{1,5}([/?,]|$))")
-_ENDPOINT = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_ENDPOINT = re.compile(r"(?:dns:///)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _REDIS_DATABASE = re.compile(r"/?|/[0-9]{1,9}/?")
 
 
@@ -52,7 +52,9 @@ def _split(url: str) -> SplitResult | None:
     except ValueError:  # a port that is no number, or too large
         return None
     # A # or ? in a password ends the host: the rest of the password, and the @, come after it.
-    is_cut = parts.fragment or "@" in parts.path + parts.query
+    is_cut = parts.fragment or ("@" in parts.path + parts.query and "@" not in parts.netloc)
+    if parts.scheme == "unix":
+        is_cut = False
     return None if port == 0 or is_cut else parts
 
 
@@ -63,4 +65,5 @@ def _is_redis(parts: SplitResult) -> bool:
     if parts.scheme == "unix":
         return bool(parts.path)
     is_scheme = parts.scheme in ("redis", "rediss")
-    return is_scheme and bool(parts.hostname and _REDIS_DATABASE.fullmatch(parts.path))
+    is_given = bool(parts.netloc or parts.path)  # of redis:///0 the host is this one
+    return is_scheme and is_given and _REDIS_DATABASE.fullmatch(parts.path) is not None

@@ -31,7 +31,7 @@ def checked_value(field: str, value: Any) -> Any:
     if isinstance(value, Path):
         return expanded(value)
     if isinstance(value, SecretStr):
-        _check_secret(value.get_secret_value())
+        _check_secret(value.get_secret_value(), is_url=field.endswith("url"))
     elif isinstance(value, str):
         _check_printable(value)
         if field.endswith("host") and not _HOST.fullmatch(value):
@@ -53,8 +53,8 @@ def expanded(path: Path) -> Path:
         raise ValueError("no user has this home: give the path without ~") from error
 
 
-def _check_secret(secret: str) -> None:
-    if not secret.isascii():
+def _check_secret(secret: str, *, is_url: bool) -> None:
+    if not secret.isascii() and not is_url:  # a database's may name a folder
         raise ValueError(
             "has characters beyond ASCII, which HTTP headers and URLs do not carry: give letters, "
             "digits and ASCII punctuation"

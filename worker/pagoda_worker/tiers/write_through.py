@@ -228,7 +228,11 @@ class WriteThrough:
     async def _ask(self) -> None:
         """Have what the kvstore has lost written as if it had never been there."""
         doubted, self._doubted = self._doubted, {}
-        lost = await find_lost(self._stub, self._kv_identity, list(doubted))
+        try:
+            lost = await find_lost(self._stub, self._kv_identity, list(doubted))
+        except Exception:  # whatever it was, blocks are to be written
+            logger.exception("the kvstore could not be asked for %d blocks", len(doubted))
+            return
         lost -= self._writing  # queued meanwhile
         self._known.forget(lost)
         urgent: list[Block] = []

@@ -215,9 +215,15 @@ class NvmeTier:
         logger.warning("%s was gone, and is made again", self._folder.path)
         return True
 
-    def _forget_all(self) -> None:
-        """Hold no block: the folder is gone. In whichever thread has found out."""
+    def _forget_all(self, missed: _Segment | None = None) -> None:
+        """Hold no block: the folder is gone. In whichever thread has found out.
+
+        `missed`: the segment that could not be read; if it is held no more, the folder that is
+        there now has been taken meanwhile.
+        """
         with self._lock:
+            if missed and self._segments.get(missed.header.sequence) is not missed:
+                return
             forgotten = list(self._index)
             self._index.clear()
             for segment in self._segments.values():
@@ -365,7 +371,7 @@ class NvmeTier:
             return
         if isinstance(error, FileNotFoundError) and not self._folder.is_held():
             self.num_read_errors += 1
-            self._forget_all()
+            self._forget_all(segment)
             return
         forgotten: list[BlockKey] = []
         with self._lock:
@@ -409,7 +415,8 @@ class NvmeTier:
                 key = BlockKey(header.kv_identity, record.block_hash)
                 if key not in self._index:
                     segment.blocks[key] = self._index[key] = _Place(segment, record.slot)
-        for key in segment.blocks:
+            adopted = list(segment.blocks)  # readers may drop some from now on
+        for key in adopted:
             self._on_change(key, True)
         kind = (header.kv_identity, header.block_bytes)
         if kind in self._writers:

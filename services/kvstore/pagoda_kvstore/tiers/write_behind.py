@@ -3,11 +3,14 @@
 Blocks are offered right after a put, so what a killed process loses is what the queue still held.
 """
 
+import logging
 import threading
 from collections import deque
 
 from pagoda_kvstore.block import Block, BlockKey
 from pagoda_kvstore.tiers.nvme import NvmeTier
+
+logger = logging.getLogger(__name__)
 
 _BATCH_BLOCKS = 64
 _LOOK_SECONDS = 5.0
@@ -75,7 +78,10 @@ class WriteBehind:
                 if self._is_stopping:
                     return
                 batch = [self._queue.popleft() for _ in range(min(_BATCH_BLOCKS, len(self._queue)))]
-            self._tier.append(batch)
+            try:
+                self._tier.append(batch)
+            except Exception:  # whatever it was, later blocks are to be written
+                logger.exception("%d blocks were not written", len(batch))
             with self._changed:
                 self.queued_bytes -= sum(len(block.payload) for block in batch)
                 self._queued_keys.difference_update(block.key for block in batch)

@@ -245,3 +245,10 @@ def test_two_settings_of_one_port_are_refused(environ: dict[str, str]) -> None:
     ):
         make_plan(environ | same)
     make_plan(environ | {"PAGODA_ROUTER_HEALTH_PORT": "0", "PAGODA_DECODE_HEALTH_PORT": "0"})
+
+
+def test_hosts_have_ports_of_their_own(environ: dict[str, str]) -> None:
+    same = {"PAGODA_HTTP_PORT": "18001", "PAGODA_ROUTER_HEALTH_PORT": "18001"}
+    make_plan(environ | same | {"PAGODA_ROUTER_HEALTH_HOST": "127.0.0.2"})
+    unused = {"PAGODA_PREFILL_HEALTH_PORT": "18002", "PAGODA_DECODE_HEALTH_PORT": "18002"}
+    make_plan(environ | unused | {"PAGODA_TOPOLOGY": "aggregated"})

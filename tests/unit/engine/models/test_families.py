@@ -455,3 +455,18 @@ def test_an_epsilon_that_is_not_there_is_the_familys(
     tmp_path: Path, architecture: str, norm_eps: float
 ) -> None:
     assert read(tmp_path, architecture).norm_eps == norm_eps
+
+
+def test_sections_with_a_theta_each_are_read(tmp_path: Path) -> None:
+    newer = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
+    both = read(tmp_path, "LlamaForCausalLM", rope_parameters=newer, rope_scaling=newer)
+    assert both.rope is not None
+    assert both.rope.theta == 5e5
+
+
+def test_sections_of_layer_types_that_are_equal_are_one(tmp_path: Path) -> None:
+    sections = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 9e4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    read(tmp_path, "Gemma3ForCausalLM", rope_parameters=sections, rope_scaling=sections)

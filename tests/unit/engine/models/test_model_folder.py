@@ -256,3 +256,21 @@ def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     save_file({**load_file(path), name: tensor}, path)
     with pytest.raises(CheckpointError, match=f"holds {name}, and so does another file"):
         load(folder)
+
+
+def test_a_tied_model_of_random_weights_needs_no_files(tmp_path: Path) -> None:
+    """Its index may name an output projection all the same."""
+    folder = make_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
+    (folder / "model.safetensors").unlink()
+    weight_map = {"lm_head.weight": "model-1.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    load_model(folder, EngineConfig(load_format="dummy"))
+
+
+def test_an_index_may_name_an_output_projection_that_is_not_there(tmp_path: Path) -> None:
+    folder = make_tiny_checkpoint(tmp_path, tie_word_embeddings=True)
+    names = [*load_file(folder / "model.safetensors"), "lm_head.weight"]
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    assert load(folder).description.tie_word_embeddings

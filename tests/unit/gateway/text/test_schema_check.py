@@ -1,5 +1,6 @@
 """Single outputs at the edge of a schema, and schemas that would cost more than they say."""
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,31 @@ def test_many_branches_take_bounded_time() -> None:
     started = time.process_time()
     json_rules({"oneOf": branches})
     assert time.process_time() - started < 1  # a tenth of it; each with each would be a minute
+
+
+def test_what_a_pattern_says_is_not_written_again_for_each_name() -> None:
+    values: dict[str, Any] = {"type": "integer"}
+    for _ in range(12):
+        values = {
+            "type": "object",
+            "patternProperties": {"^[abcdefgh]$": values},
+            "required": list("abcdefgh"),
+        }
+    assert len(json.dumps(json_rules(values))) < 20_000
+
+
+@pytest.mark.parametrize("pointer", ["#/properties/a", "#/properties/a/properties/x"])
+def test_references_to_what_a_pattern_speaks_of_mean_what_they_meant(
+    pointer: str, compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": inner, "b": {"$ref": pointer}},
+        "patternProperties": {"^a$": {"required": ["x"]}},
+        "additionalProperties": False,
+    }
+    matcher = compiler.compile(whole_grammar(json_rules(schema))).matcher()
+    output = '{"b":{}}' if pointer.endswith("a") else '{"b":"hello"}'
+    assert errors(schema, output.encode()) == []
+    assert walker.allows(matcher, output)

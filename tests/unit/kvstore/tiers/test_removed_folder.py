@@ -3,7 +3,7 @@
 import logging
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ class Folder:
         self.now = 0.0
         self.held: set[BlockKey] = set()
         self.is_empty = threading.Event()
+        self.on_stored: Callable[[BlockKey], object] = lambda _: None
         self.tier = NvmeTier(
             NvmeFolder(path),
             budget_bytes=4 * SEGMENT_BYTES,
@@ -41,6 +42,8 @@ class Folder:
         (self.held.add if is_stored else self.held.discard)(key)
         if not self.held:
             self.is_empty.set()
+        if is_stored:
+            self.on_stored(key)
 
     def put(self, names: str) -> int:
         return self.tier.append([make_block(name) for name in names])
@@ -153,3 +156,43 @@ def test_nothing_needs_to_be_written_to_find_out(folder: Folder) -> None:
     assert folder.is_empty.wait(60)
     writes.close(60)
     assert folder.tier.used_bytes == 0
+
+
+def test_a_reader_may_find_damage_while_a_folder_is_taken_again(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.put("abcd")
+    moved = tmp_path / "moved"
+    shutil.copytree(folder.path, moved)
+    (segment,) = moved.glob("*.seg")
+    content = segment.read_bytes()
+    segment.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # of the last block
+    folder.remove()
+    moved.rename(folder.path)
+    folder.on_stored = lambda _: folder.tier.read([make_key(name) for name in "abcd"])
+
+    folder.put("")
+
+    assert len(folder.tier) == 3
+
+
+def test_a_reader_that_missed_the_folder_takes_nothing_of_the_one_that_came(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.put("abcd")
+    shutil.copytree(folder.path, tmp_path / "moved")
+    folder.remove()
+    is_held = NvmeFolder.is_held
+
+    def is_held_but_late(nvme: NvmeFolder) -> bool:
+        """As a reader that is interrupted after it has looked."""
+        found = is_held(nvme)
+        monkeypatch.setattr(NvmeFolder, "is_held", is_held)
+        (tmp_path / "moved").rename(folder.path)
+        folder.put("")
+        return found
+
+    monkeypatch.setattr(NvmeFolder, "is_held", is_held_but_late)
+    folder.tier.read([make_key("a")])
+
+    assert len(folder.tier) == 4

@@ -63,3 +63,10 @@ def test_an_endpoint_that_is_no_host_and_port_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "kvstore:50051", "127.0.0.1:1", "[::1]:65535", "a_b.c-d:80"])
 def test_endpoints(text: str) -> None:
     assert endpoint_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "url", ["redis:///0", "redis://:pw@/1", "unix:///run/redis@1.sock", "redis://u:p@h/0?x=a@b"]
+)
+def test_what_redis_reads_otherwise_is_let_through(url: str) -> None:
+    assert load_settings(CommonSettings, {"PAGODA_REDIS_URL": url}).redis_url == url

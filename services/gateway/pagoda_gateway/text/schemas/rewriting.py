@@ -18,6 +18,7 @@ ENFORCED_FORMATS = frozenset(
 )
 _NOTES = frozenset(("title", "description", "$comment", "examples", "default", "deprecated"))
 _ANYTHING: tuple[Any, ...] = (True, {})
+_INSIDE = re.compile(r"/(patternP|p)roperties/")
 _COMBINING = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
      "dependentSchemas", "dependencies", "contains")
@@ -35,12 +36,15 @@ def rewrite(schema: dict[str, Any]) -> None:
         _drop_other_tuples(part, has_tuples(dialect_of(schema)))
         make_numbers_plain(part)
         _translate_patterns(part)
+    # What moves from a pattern to a name has another place then, and the name's own schema, too.
+    refers_inside = any(_INSIDE.search(str(part.get("$ref", ""))) for part in parts)
     for part in parts:
         _close(part, "unevaluatedProperties", "additionalProperties")
         if not isinstance(part.get("items"), list):
             _close(part, "unevaluatedItems", "items")
         _name_properties(schema, part)
-        _name_what_patterns_list(part)
+        if not refers_inside:
+            _name_what_patterns_list(schema, part)
         if part.get("not") in _ANYTHING:
             del part["not"]
             part["allOf"] = [*part.get("allOf", ()), False]
@@ -134,7 +138,7 @@ def _name_properties(root: dict[str, Any], part: dict[str, Any]) -> None:
     del part["propertyNames"]
 
 
-def _name_what_patterns_list(part: dict[str, Any]) -> None:
+def _name_what_patterns_list(root: dict[str, Any], part: dict[str, Any]) -> None:
     """Have `properties` say what a pattern does whose names are all there, or required.
 
     After the last of them llguidance waits for one more, and there is none.
@@ -144,6 +148,7 @@ def _name_what_patterns_list(part: dict[str, Any]) -> None:
     for pattern, values in list(part.get("patternProperties", {}).items()):
         names = _names_listed(pattern)
         if names and names <= named:
+            values = _shared(root, values)
             held = {name: properties[name] for name in names if name in properties}
             both = {name: {"allOf": [schema, values]} for name, schema in held.items()}
             properties = properties | dict.fromkeys(sorted(names), values) | both
