@@ -146,20 +146,26 @@ class StreamConsumer(Generic[M]):
     async def open(self) -> None:
         """Create the durable where it is missing and listen for what it sends."""
         await self._ensure_durable()
-        self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+        await self._listen()
 
     async def close(self) -> None:
         """Stop listening; what was delivered but not handed on comes again elsewhere."""
-        if self._subscription is None:
+        await self._drain(self._subscription)
+        await self._give_back_arrived()
+
+    async def _listen(self) -> None:
+        self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._on_message)
+
+    async def _drain(self, subscription: ClientSubscription | None) -> None:
+        """End a subscription once what is on its way has arrived: else that is lost for long."""
+        if subscription is None:
             return
-        # What is on its way arrives before it ends; nobody would get that for ACK_WAIT_SECONDS.
         with contextlib.suppress(nats.errors.Error, TimeoutError), cancellation_kept():
             async with asyncio.timeout(CLOSE_SECONDS):
                 if self._client.is_connected:
-                    await self._subscription.drain()  # type: ignore[no-untyped-call]
+                    await subscription.drain()  # type: ignore[no-untyped-call]
                 else:
-                    await self._subscription.unsubscribe()
-        await self._give_back_arrived()
+                    await subscription.unsubscribe()
 
     async def run(self) -> None:
         """Work until cancelled; outages of the server are waited for."""
@@ -251,8 +257,10 @@ class StreamConsumer(Generic[M]):
 
     async def _wait_after(self, error: Exception, failed: list[Msg]) -> None:
         """Give everything back to the stream, and take nothing for a while."""
+        await self._end_pull()
         # Before them, so that what fails does not come first the next time.
         await self._give_back_arrived()
+        self._num_expected = 0
         for message in failed:
             delay = retry_seconds(message.metadata.num_delivered)
             later = json.dumps({"delay": int(delay * 1e9)})
@@ -260,6 +268,12 @@ class StreamConsumer(Generic[M]):
         await self._failures.failed(error, self._num_waiting)
         self._num_together = 1
         await asyncio.sleep(retry_delay(retry_seconds(self._failures.num_failures)))
+
+    async def _end_pull(self) -> None:
+        """Have the server send nothing more: it would lie here while another replica could work."""
+        ended, self._inbox = self._subscription, self._client.new_inbox()
+        await self._listen()
+        await self._drain(ended)
 
     async def _give_back_arrived(self) -> None:
         for _ in range(self._arrived.qsize()):

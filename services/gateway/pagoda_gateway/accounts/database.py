@@ -73,9 +73,17 @@ class _Turn:
             TimeoutError: the turn is over.
         """
         with self._lock:
-            if self._is_over:
-                raise TimeoutError("the time for this call is over")
+            self._check()
             self._connection = connection
+
+    def check(self) -> None:
+        """Raise TimeoutError if the turn is over."""
+        with self._lock:
+            self._check()
+
+    def _check(self) -> None:
+        if self._is_over:
+            raise TimeoutError("the time for this call is over")
 
     def leave(self) -> None:
         """Forget the connection: it is somebody else's from now on."""
@@ -192,7 +200,10 @@ class Database:
 
     def _connect(self, dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
         """Make a connection that can be cut off while the dialect asks it its first things."""
+        if turn := self._turn:
+            turn.check()
         connection = dialect.connect(*arguments, **options)
+        self._here.fresh = connection
         try:
             self._take(connection)
         except TimeoutError:
@@ -203,11 +214,17 @@ class Database:
     def _on_checkout(self, connection: Any, _record: Any, _fairy: Any) -> None:
         """See whether a connection still answers, as `pool_pre_ping` does, which none could end.
 
+        One that was made just now is not asked: what fails then is the call's own error.
+
         Raises:
             InvalidatePoolError: it does not: the pool makes others.
             TimeoutError: the turn is over.
         """
         self._take(connection)
+        is_fresh = getattr(self._here, "fresh", None) is connection
+        self._here.fresh = None
+        if is_fresh:
+            return
         try:
             self._engine.dialect.do_ping(connection)
         except self._engine.dialect.loaded_dbapi.Error as error:

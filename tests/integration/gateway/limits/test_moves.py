@@ -138,5 +138,6 @@ async def test_what_a_dead_gateway_held_where_it_was_is_freed(
     assert (await limiter.take(hold_of("r2", there, 1))).kind == "refused"
     now.seconds += LEASE_SECONDS + 1
     await limiter.tick()
+    await limiter.settle_lost()
     assert (await limiter.take(hold_of("r3", there, 99))).kind == "refused"
     assert (await limiter.take(hold_of("r3", there, 98))).kind == "taken"

@@ -316,6 +316,29 @@ async def test_who_waits_after_a_failure_holds_nothing_back_and_ends_at_once(
     assert set(taker.ids) == set(map(str, range(20)))
 
 
+async def test_what_comes_while_one_waits_goes_to_another(
+    bus: Bus, nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_consumer, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(stream_consumer, "retry_delay", lambda _: 3600.0)
+    has_failed, taker = asyncio.Event(), Taker()
+
+    async def fail(_messages: list[CancelRequest]) -> None:
+        has_failed.set()
+        raise ValueError("never")
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 1)
+    async with Bus.connect(nats_common, name="replica") as replica:
+        await replica.consume(stream, "d", CancelRequest, fail, batch=10)
+        await has_failed.wait()
+        await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+        await taker.wait_for(1)  # so the other one has given back what it had
+        await fill(bus, stream, 20)  # the first of them a second time
+        async with asyncio.timeout(stream_consumer.ACK_WAIT_SECONDS / 2):
+            await taker.wait_for(20)
+
+
 async def test_an_undecodable_message_is_dropped(bus: Bus, stream: str) -> None:
     taker = Taker()
     await make_stream(bus, stream)

@@ -234,3 +234,15 @@ async def test_a_turn_that_ends_late_leaves_the_next_ones_connection_alone(
     before = await pids_of(shared)
     turns[0].end()
     assert await pids_of(shared) == before
+
+
+async def test_nobody_connects_whose_time_is_over(database: Database) -> None:
+    class Dialect:
+        def connect(self) -> None:
+            raise AssertionError("it does")
+
+    turn = module._Turn()
+    turn.end()
+    database._here.turn = turn
+    with pytest.raises(TimeoutError):
+        database._connect(Dialect(), None, (), {})

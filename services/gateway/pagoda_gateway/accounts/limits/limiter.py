@@ -72,7 +72,6 @@ class Limiter:
         self._holds: dict[str, Hold] = {}  # live
         self._settled: OrderedDict[str, Hold] = OrderedDict()  # of late, the oldest first
         self._unsaid: dict[str, Hold] = {}  # what the counters have not heard
-        self._lost_due = 0.0  # when lost holds are looked at
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._releases: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self._wake = asyncio.Event()
@@ -135,6 +134,24 @@ class Limiter:
         """
         if not is_needed:
             await self._needed.wait()
+        async with asyncio.TaskGroup() as tasks:
+            # Beside the rest: the ledger may take long, and leases are kept each second.
+            tasks.create_task(self._settle_lost_forever(), name="settle lost holds")
+            await self._say_forever()
+
+    async def _settle_lost_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SETTLE_LOST_SECONDS)
+            try:
+                await self.settle_lost()
+            except CountersError:
+                pass  # the tick says so
+            except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
+                logger.warning("lost requests cannot be looked up in the ledger: %r", error)
+            except Exception:
+                logger.exception("lost requests could not be settled")
+
+    async def _say_forever(self) -> None:
         next_tick = self._clock()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -147,8 +164,6 @@ class Limiter:
                 self._note("")
             except CountersError as error:
                 self._noted(error)
-            except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
-                logger.warning("lost requests cannot be looked up in the ledger: %r", error)
             except Exception:
                 logger.exception("the limits' background work failed")
             if is_tick:
@@ -162,10 +177,10 @@ class Limiter:
                 await self.flush()
 
     async def tick(self) -> None:
-        """Look whether the counters are new, keep leases, settle what others lost.
+        """Look whether the counters are new, keep leases, say what they have not heard.
 
         Raises:
-            CountersError, TimeoutError, SQLAlchemyError: Redis or the ledger does not answer.
+            CountersError: Redis does not answer.
         """
         await self._check_generation(is_probe=True)
         for organisation, holds in _by_organisation(self._holds.values()):
@@ -180,7 +195,6 @@ class Limiter:
         oldest = self._clock() - REMEMBER_SECONDS
         while self._settled and next(iter(self._settled.values())).ended_seconds < oldest:
             self._settled.popitem(last=False)
-        await self._settle_lost()
 
     async def flush(self) -> None:
         """Say what the counters have not heard.
@@ -282,12 +296,12 @@ class Limiter:
                 },
             )
 
-    async def _settle_lost(self) -> None:
-        """Settle holds of gateways that are gone, as far as the ledger knows what they came to."""
-        now = self._clock()
-        if now < self._lost_due:
-            return
-        self._lost_due = now + SETTLE_LOST_SECONDS
+    async def settle_lost(self) -> None:
+        """Settle holds of gateways that are gone, as far as the ledger knows what they came to.
+
+        Raises:
+            CountersError, TimeoutError, SQLAlchemyError: Redis or the ledger does not answer.
+        """
         lost = await self._counters.lost()
         rows = await self._spending.requests(hold.request_id for hold in lost) if lost else {}
         items: dict[str, list[dict[str, Any]]] = {}

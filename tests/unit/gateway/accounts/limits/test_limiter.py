@@ -73,6 +73,27 @@ async def test_the_tick_probes_counters_that_are_down() -> None:
     assert (await limiter.take(hold)).kind == "taken"
 
 
+async def test_a_ledger_that_hangs_keeps_no_lease_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTLE_LOST_SECONDS", 0.0)
+    told, has_ticked = Told(), asyncio.Event()
+    counters: Any = told
+    spending: Any = None
+    limiter = Limiter(counters, spending)
+
+    async def hang() -> None:
+        monkeypatch.setattr(limiter, "tick", tick)
+        await asyncio.Event().wait()
+
+    async def tick() -> None:
+        has_ticked.set()
+
+    monkeypatch.setattr(limiter, "settle_lost", hang)
+    running = asyncio.create_task(limiter.run(is_needed=True))
+    async with asyncio.timeout(60):
+        await has_ticked.wait()
+    running.cancel()
+
+
 def _with(sleep: Any) -> Any:
     """Return asyncio with another sleep."""
 
