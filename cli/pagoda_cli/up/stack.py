@@ -76,7 +76,7 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
         ports = {n: port for n, port in ports.items() if not n.startswith("PAGODA_PREFILL_")}
     _check_ports(ports, environ)
     return Plan(
-        home=common.home.expanduser().resolve(),
+        home=common.home.resolve(),
         http_host=environ.get("PAGODA_GATEWAY_HOST") or LOOPBACK,
         http_port=common.http_port,
         model=resolve_model_folder(common),

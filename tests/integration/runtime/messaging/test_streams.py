@@ -1,14 +1,17 @@
 import asyncio
 import logging
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import pytest_asyncio
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging import stream_consumer
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.subscription import Subscription
 
 pytestmark = pytest.mark.integration
 
@@ -293,50 +296,56 @@ async def test_a_message_that_always_fails_keeps_no_other_waiting(
     assert set(taker.ids) == set(map(str, range(30))) - {"3"}
 
 
-async def test_who_waits_after_a_failure_holds_nothing_back_and_ends_at_once(
-    bus: Bus, nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest_asyncio.fixture
+async def failing(
+    nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[int], Awaitable[Subscription]]]:
+    """Starts a replica that takes a batch, fails, and then waits for an hour."""
     monkeypatch.setattr(stream_consumer, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(stream_consumer, "retry_delay", lambda _: 3600.0)
-    has_failed, taker = asyncio.Event(), Taker()
+    has_failed = asyncio.Event()
 
     async def fail(_messages: list[CancelRequest]) -> None:
         has_failed.set()
         raise ValueError("never")
 
+    async with Bus.connect(nats_common, name="replica") as replica:
+
+        async def start(batch: int) -> Subscription:
+            subscription = await replica.consume(stream, "d", CancelRequest, fail, batch=batch)
+            await has_failed.wait()
+            return subscription
+
+        yield start
+
+
+async def test_who_waits_after_a_failure_holds_nothing_back_and_ends_at_once(
+    bus: Bus, stream: str, failing: Callable[[int], Awaitable[Subscription]]
+) -> None:
+    taker = Taker()
     await make_stream(bus, stream)
     await fill(bus, stream, 20)
-    async with Bus.connect(nats_common, name="replica") as replica, asyncio.timeout(60):
-        failing = await replica.consume(stream, "d", CancelRequest, fail, batch=2)
-        await has_failed.wait()
+    async with asyncio.timeout(60):
+        waiting = await failing(2)
         await bus.consume(stream, "d", CancelRequest, taker, batch=10)
         await taker.wait_for(20)
-        await failing.unsubscribe()
+        await waiting.unsubscribe()
 
     assert set(taker.ids) == set(map(str, range(20)))
 
 
 async def test_what_comes_while_one_waits_goes_to_another(
-    bus: Bus, nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, stream: str, failing: Callable[[int], Awaitable[Subscription]]
 ) -> None:
-    monkeypatch.setattr(stream_consumer, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(stream_consumer, "retry_delay", lambda _: 3600.0)
-    has_failed, taker = asyncio.Event(), Taker()
-
-    async def fail(_messages: list[CancelRequest]) -> None:
-        has_failed.set()
-        raise ValueError("never")
-
+    taker = Taker()
     await make_stream(bus, stream)
     await fill(bus, stream, 1)
-    async with Bus.connect(nats_common, name="replica") as replica:
-        await replica.consume(stream, "d", CancelRequest, fail, batch=10)
-        await has_failed.wait()
-        await bus.consume(stream, "d", CancelRequest, taker, batch=10)
-        await taker.wait_for(1)  # so the other one has given back what it had
-        await fill(bus, stream, 20)  # the first of them a second time
-        async with asyncio.timeout(stream_consumer.ACK_WAIT_SECONDS / 2):
-            await taker.wait_for(20)
+    await failing(10)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10)
+    await taker.wait_for(1)  # so the other one has given back what it had
+    await fill(bus, stream, 20)  # the first of them a second time
+    async with asyncio.timeout(stream_consumer.ACK_WAIT_SECONDS / 2):
+        await taker.wait_for(20)
 
 
 async def test_an_undecodable_message_is_dropped(bus: Bus, stream: str) -> None:

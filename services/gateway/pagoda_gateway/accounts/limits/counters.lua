@@ -399,8 +399,8 @@ function operations.seed()
         write(owners[id], id, hold)
       end
     else
-      hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = item[3], day = day_of(item[3]),
-              requests = 0, tokens = 0, micros = item[2]}
+      hold = {status = 'lost', scopes = {scope}, budgets = {scope}, at = item[3],
+              day = day_of(item[3]), requests = 0, tokens = 0, micros = item[2]}
       lose(organisation, id, hold)
       count_in(scope, hold, 1)
     end
