@@ -32,13 +32,13 @@ typedef struct {
 // The rows of one expert.
 typedef struct {
     const FeedForward *expert;
-    const void *x;   // [rows, hidden], see copy_x
+    const void *x;   // [rows, hidden], see place_row
     void *inner;     // [rows, I]
-    const void *inner_x;  // so; see copy_x
+    void *inner_x;  // so; see place_row
     void *out;       // [rows, hidden]
     long num_rows;
     long num_chunks;
-    long first_task[2];  // of the loop over gate_up, and of that over down
+    long first_task[3];  // of the loops over gate_up, over down, and over rows
 } Run;
 
 // What some rows need besides; a pair is a row and one of its experts.
@@ -50,7 +50,7 @@ typedef struct {
     int64_t *places;  // [pairs] among those sorted by expert
     int64_t *ends;    // [E + 1] of the pairs of each expert
     Run *runs;        // [E + 1]
-    void *x;          // [pairs, hidden], by expert, see copy_x; so are
+    void *x;          // [pairs, hidden], by expert, see place_row; so are
     void *inner;      // [pairs, I], and
     void *parts;      // [pairs, hidden]
     void *shared_inner;  // [rows, width of the shared expert]
@@ -68,7 +68,7 @@ static size_t lay_out_experts(const Experts *experts, long num_rows, char *at, E
     const size_t hidden = (size_t)experts->router->width, inner = (size_t)experts->experts->down->width;
     const int is_bf16 = experts->experts->gate_up->is_bf16;
     const size_t item = is_bf16 ? 2 : 4, wide_item = widens_x(is_bf16) ? 4 : 0, router_item = experts->router->is_bf16 ? 2 : 4;
-    const size_t shared_rows = experts->shared.down ? rows : 0;
+    const size_t shared_rows = experts->shared.down ? rows : 0, hidden_room = (size_t)x_room((long)hidden, is_bf16);
     const size_t shared_inner = experts->shared.down ? (size_t)experts->shared.down->width : 0;
     void **parts[] = {(void **)&room->widened, &room->logits, (void **)&room->weights, (void **)&room->chosen,
                       (void **)&room->places, (void **)&room->ends, (void **)&room->runs, &room->x, &room->inner,
@@ -76,10 +76,11 @@ static size_t lay_out_experts(const Experts *experts, long num_rows, char *at, E
                       (void **)&room->wide_shared_x, (void **)&room->wide_shared_inner};
     const size_t bytes[] = {reads_widened(experts) ? rows * hidden * 4 : 0, rows * count * router_item, pairs * 4,
                             pairs * 4, pairs * 8, (count + 1) * 8, (count + 1) * sizeof(Run),
-                            pairs * hidden * (size_t)x_item(is_bf16), pairs * inner * item, pairs * hidden * item,
+                            pairs * hidden_room * (size_t)x_item(is_bf16), pairs * inner * item, pairs * hidden * item,
                             shared_rows * shared_inner * item, shared_rows * hidden * item,
-                            experts->shared_gate ? rows * item : 0, pairs * inner * wide_item,
-                            shared_rows * hidden * wide_item, shared_rows * shared_inner * wide_item};
+                            experts->shared_gate ? rows * item : 0, pairs * (size_t)x_room((long)inner, is_bf16) * wide_item,
+                            shared_rows * hidden_room * wide_item,
+                            shared_rows * (size_t)x_room((long)shared_inner, is_bf16) * wide_item};
     return lay_out_parts(sizeof bytes / sizeof *bytes, parts, bytes, 1, at);
 }
 
@@ -156,6 +157,14 @@ static inline void open_groups(const Experts *experts, const float *choice, uint
     }
 }
 
+// Rows as floats, for a router in fp32.
+static void widen_task(const void *argument, long task, int thread) {
+    const ExpertsJob *job = argument;
+    const long hidden = job->experts->router->width, row = task * TASK_TOKENS;
+    (void)thread;
+    widen_numbers(at(job->router_x, row * hidden, 1), (end_of(task, job->num_rows) - row) * hidden, job->room->widened + row * hidden);
+}
+
 static void route_task(const void *argument, long task, int thread) {
     const ExpertsJob *job = argument;
     const Experts *experts = job->experts;
@@ -198,6 +207,7 @@ static long sort_pairs(const ExpertsJob *job) {
     for (long pair = 0; pair < num_pairs; pair++) room->places[pair] = room->ends[room->chosen[pair]]++;
     long count = 0;
     const int is_wide = widens_x(job->is_bf16);
+    const long hidden_room = x_room(hidden, job->is_bf16), inner_room = x_room(inner, job->is_bf16);
     if (experts->shared.down)
         room->runs[count++] = (Run){
             .expert = &experts->shared, .x = is_wide ? room->wide_shared_x : job->x, .inner = room->shared_inner,
@@ -207,32 +217,38 @@ static long sort_pairs(const ExpertsJob *job) {
         if (room->ends[e] == first) continue;
         void *own_inner = (void *)at(room->inner, first * inner, job->is_bf16);
         room->runs[count++] = (Run){
-            .expert = &experts->experts[e], .x = (char *)room->x + first * hidden * x_item(job->is_bf16), .inner = own_inner,
-            .inner_x = is_wide ? room->wide_inner + first * inner : own_inner,
+            .expert = &experts->experts[e], .x = (char *)room->x + first * hidden_room * x_item(job->is_bf16), .inner = own_inner,
+            .inner_x = is_wide ? room->wide_inner + first * inner_room : own_inner,
             .out = (void *)at(room->parts, first * hidden, job->is_bf16), .num_rows = room->ends[e] - first};
     }
     return count;
 }
 
-// How many tasks both loops have.
-static void count_run_tasks(Run *runs, long num_runs, long num_tasks[2]) {
-    num_tasks[0] = num_tasks[1] = 0;
+// How many tasks each loop has.
+static void count_run_tasks(Run *runs, long num_runs, long num_tasks[3]) {
+    num_tasks[0] = num_tasks[1] = num_tasks[2] = 0;
     for (Run *run = runs; run < runs + num_runs; run++) {
         run->num_chunks = num_chunks(run->num_rows);
         run->first_task[0] = num_tasks[0];
         run->first_task[1] = num_tasks[1];
+        run->first_task[2] = num_tasks[2];
         num_tasks[0] += num_panels(run->expert->gate_up) * run->num_chunks;
         num_tasks[1] += num_panels(run->expert->down) * run->num_chunks;
+        num_tasks[2] += tasks_of(run->num_rows);
     }
 }
 
 static void gather_task(const void *argument, long task, int thread) {
     const ExpertsJob *job = argument;
+    const ExpertsRoom *room = job->room;
     const long per_row = job->experts->per_row, hidden = job->experts->router->width;
+    const long row_bytes = x_room(hidden, job->is_bf16) * x_item(job->is_bf16);
     (void)thread;
-    for (long pair = task * TASK_TOKENS; pair < end_of(task, job->num_rows * per_row); pair++)
-        copy_x(at(job->x, pair / per_row * hidden, job->is_bf16), hidden,
-               (char *)job->room->x + job->room->places[pair] * hidden * x_item(job->is_bf16), job->is_bf16);
+    for (long pair = task * TASK_TOKENS; pair < end_of(task, job->num_rows * per_row); pair++) {
+        const long e = room->chosen[pair], first = e ? room->ends[e - 1] : 0;
+        place_row(job->experts->experts[e].gate_up, at(job->x, pair / per_row * hidden, job->is_bf16),
+                  (char *)room->x + first * row_bytes, room->places[pair] - first, room->ends[e] - first);
+    }
 }
 
 static inline const Run *run_of(const ExpertsJob *job, long task, int loop) {
@@ -257,6 +273,17 @@ static inline void run_task(const ExpertsJob *job, long task, int thread, const 
     const Linear *next_linear = loop ? next_run->expert->down : next_run->expert->gate_up;
     panel_rows(&product_job, nth / run->num_chunks, nth % run->num_chunks,
                panel_at(next_linear, (next - next_run->first_task[loop]) / next_run->num_chunks), thread);
+}
+
+// Rows of a run to where products by `down` take them from.
+static void place_inner_task(const void *argument, long task, int thread) {
+    const ExpertsJob *job = argument;
+    const Run *run = run_of(job, task, 2);
+    const Linear *down = run->expert->down;
+    const long nth = task - run->first_task[2];
+    (void)thread;
+    for (long row = nth * TASK_TOKENS; row < end_of(nth, run->num_rows); row++)
+        place_row(down, at(run->inner, row * down->width, job->is_bf16), run->inner_x, row, run->num_rows);
 }
 
 static void up_task(const void *argument, long task, int thread) { run_task(argument, task, thread, 0); }
@@ -296,25 +323,23 @@ static void sum_task(const void *argument, long task, int thread) {
 static void experts_sum(Threads *threads, const Experts *experts, const void *x, const void *router_x, long num_rows,
                         void *out, void *memory) {
     ExpertsRoom room;
-    long num_tasks[2];
+    long num_tasks[3];
     if (!num_rows) return;
     lay_out_experts(experts, num_rows, memory, &room);
     ExpertsJob job = {.experts = experts, .room = &room, .x = x, .router_x = router_x, .out = out, .num_rows = num_rows,
                       .is_bf16 = experts->experts->gate_up->is_bf16, .threads = threads};
-    const long hidden = experts->router->width, num_pairs = num_rows * experts->per_row;
+    const long num_pairs = num_rows * experts->per_row;
     const int is_wide = widens_x(job.is_bf16);
-    if (reads_widened(experts)) widen(threads, router_x, num_rows * hidden, room.widened);
+    if (reads_widened(experts)) in_parallel(threads, widen_task, &job, tasks_of(num_rows));
     product(threads, experts->router, reads_widened(experts) ? room.widened : router_x, num_rows, room.logits, NULL, NULL);
     if (experts->shared_gate) product(threads, experts->shared_gate, x, num_rows, room.shared_gates, NULL, NULL);
     in_parallel(threads, route_task, &job, tasks_of(num_rows));
     job.num_runs = sort_pairs(&job);
     count_run_tasks(room.runs, job.num_runs, num_tasks);
     in_parallel(threads, gather_task, &job, tasks_of(num_pairs));
-    if (is_wide && experts->shared.down) widen(threads, x, num_rows * hidden, room.wide_shared_x);
+    if (is_wide && experts->shared.down) place_rows(threads, experts->shared.gate_up, x, num_rows, room.wide_shared_x);
     in_parallel(threads, up_task, &job, num_tasks[0]);
-    if (is_wide) widen(threads, room.inner, num_pairs * experts->experts->down->width, room.wide_inner);
-    if (is_wide && experts->shared.down)
-        widen(threads, room.shared_inner, num_rows * experts->shared.down->width, room.wide_shared_inner);
+    if (is_wide) in_parallel(threads, place_inner_task, &job, num_tasks[2]);
     in_parallel(threads, down_task, &job, num_tasks[1]);
     in_parallel(threads, sum_task, &job, tasks_of(num_rows));
 }

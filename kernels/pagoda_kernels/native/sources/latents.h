@@ -31,7 +31,7 @@ typedef struct {
     void *down;      // [T, Q + R + P]
     void *q_latent;  // [T, Q]
     void *q;         // [T, H (N + P)]
-    void *plain;     // [H, T, N], see copy_x
+    void *plain;     // [H, T, N], see place_row
     void *absorbed;  // [H, T, R + P]
     void *attended;  // [H, T, R]
     float *wide_attended;  // so, where products take floats of bf16
@@ -41,11 +41,12 @@ static size_t lay_out_latents(const Latents *latents, const AttentionShape *shap
     const size_t tokens = (size_t)num_tokens, heads = (size_t)shape->num_heads, item = shape->is_bf16 ? 2 : 4;
     const size_t x_items = (size_t)x_item(shape->is_bf16) / item;
     const size_t rank = (size_t)latents->kv_rank, nope = (size_t)latents->nope_dim, rope = (size_t)latents->rope_dim;
+    const size_t nope_room = (size_t)x_room((long)nope, shape->is_bf16);
     void **parts[] = {&room->down, &room->q_latent, &room->q, &room->plain, &room->absorbed, &room->attended,
                       (void **)&room->wide_attended};
     const size_t widths[] = {(size_t)latents->down->num_outputs, latents->q_up ? (size_t)latents->q_up->width : 0,
-                             latents->q_up ? heads * (nope + rope) : 0, heads * nope * x_items, heads * (rank + rope), heads * rank,
-                             widens_x(shape->is_bf16) ? heads * rank * x_items : 0};
+                             latents->q_up ? heads * (nope + rope) : 0, heads * nope_room * x_items, heads * (rank + rope), heads * rank,
+                             widens_x(shape->is_bf16) ? heads * (size_t)x_room((long)rank, shape->is_bf16) * x_items : 0};
     return lay_out_parts(sizeof widths / sizeof *widths, parts, widths, tokens * item, at);
 }
 
@@ -130,12 +131,13 @@ static inline __attribute__((always_inline)) void part_heads(const LatentsJob *j
     const long nope = latents->nope_dim, rope = latents->rope_dim, item = is_bf16 ? 2 : 4;
     const long stride = latents->q_up ? heads * (nope + rope) : latents->down->num_outputs;
     const void *q = latents->q_up ? job->room->q : job->room->down;
+    const long plain_bytes = x_room(nope, is_bf16) * x_item(is_bf16);
     for (long token = task * TASK_TOKENS; token < end_of(task, tokens); token++)
         for (long head = 0; head < heads; head++) {
             const void *from = at(q, token * stride + head * (nope + rope), is_bf16);
             const long to = head * tokens + token;
             void *turned = (void *)at(job->room->absorbed, to * (rank + rope) + rank, is_bf16);
-            copy_x(from, nope, (char *)job->room->plain + to * nope * x_item(is_bf16), is_bf16);
+            place_row(latents->k_up[head], from, (char *)job->room->plain + head * tokens * plain_bytes, token, tokens);
             memcpy(turned, at(from, nope, is_bf16), (size_t)(rope * item));
             turn(job, token, turned, is_bf16);
         }
@@ -157,7 +159,7 @@ static inline void head_task(const LatentsJob *job, const Linear *const *linears
     const long later = next / panels < job->attention.shape->num_heads ? next / panels : head;
     const int is_bf16 = linears[0]->is_bf16;
     const ProductJob product_job = {
-        .linear = linears[head], .x = (const char *)x + head * tokens * linears[0]->width * x_item(is_bf16),
+        .linear = linears[head], .x = (const char *)x + head * tokens * x_room(linears[0]->width, is_bf16) * x_item(is_bf16),
         .y = (void *)at(y, head * y_head_stride, is_bf16), .y_stride = y_stride, .num_rows = tokens,
         .num_chunks = chunks, .threads = job->attention.threads};
     panel_rows(&product_job, panel, task % chunks, panel_at(linears[later], next % panels), thread);
@@ -168,6 +170,17 @@ static void absorb_task(const void *argument, long task, int thread) {
     const long width = job->attention.shape->head_dim;
     head_task(job, job->latents->k_up, job->room->plain, job->room->absorbed,
               job->attention.batch->num_tokens * width, width, task, thread);
+}
+
+// What was attended to, to where products by `v_up` take it from: tasks of a head follow one another.
+static void place_attended_task(const void *argument, long task, int thread) {
+    const LatentsJob *job = argument;
+    const long tokens = job->attention.batch->num_tokens, rank = job->latents->kv_rank;
+    const long head = task / tasks_of(tokens), nth = task % tasks_of(tokens);
+    (void)thread;
+    for (long token = nth * TASK_TOKENS; token < end_of(nth, tokens); token++)
+        place_row(job->latents->v_up[head], at(job->room->attended, (head * tokens + token) * rank, 1),
+                  job->room->wide_attended + head * tokens * x_room(rank, 1), token, tokens);
 }
 
 static void value_task(const void *argument, long task, int thread) {
@@ -263,6 +276,6 @@ static void attention_to_latents(Threads *threads, LatentsJob *job, const int32_
     job->num_parts = parts_of_heads(job, num_tasks);
     in_parallel(threads, attend_latents_task, job, num_tasks * job->num_parts);
     if (widens_x(attention->shape->is_bf16))
-        widen(threads, job->room->attended, heads * tokens * latents->kv_rank, job->room->wide_attended);
+        in_parallel(threads, place_attended_task, job, heads * tasks_of(tokens));
     in_parallel(threads, value_task, job, heads * num_panels(latents->v_up[0]) * num_chunks(tokens));
 }

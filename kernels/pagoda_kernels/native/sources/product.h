@@ -5,7 +5,8 @@
 // Weights are packed once into panels of 64 outputs. bf16: [N / 64][K / 2][64][2], pairs along K side by
 // side as VDPBF16PS wants them; fp32: [N / 64][K][64]. A panel's K is walked in parts that fit the
 // first-level cache; several rows share each load, and while a part is multiplied the next one comes. bf16 lies in
-// twelve bits a weight (twelve_bits.h), if that is worth it.
+// twelve bits a weight (twelve_bits.h), if that is worth it. Where products take floats, more rows than a tile that widens
+// have its parts widened before, and x in the same parts (parts.h).
 
 #pragma once
 
@@ -47,6 +48,22 @@ static inline long panel_bytes(const Linear *linear) {
 }
 static inline const void *panel_at(const Linear *linear, long panel) {
     return (const char *)linear->panels + panel * panel_bytes(linear);
+}
+
+// Whether products of so many rows take x in parts (parts.h); else row by row, see copy_x.
+static inline int takes_parts(const Linear *linear, long num_rows) {
+    return widens_x(linear->is_bf16) && linear->bits == TWELVE_BITS && num_rows > MAX_ROWS;
+}
+
+// Numbers that a row of x needs room for, either way.
+static inline long x_room(long width, int is_bf16) { return widens_x(is_bf16) ? num_parts(width) * PART_WIDTH : width; }
+
+// Row `row` of `num_rows` to where products find it in `x`.
+static inline void place_row(const Linear *linear, const void *from, void *x, long row, long num_rows) {
+    const long width = linear->width;
+    const int is_bf16 = linear->is_bf16;
+    if (takes_parts(linear, num_rows)) copy_to_parts(from, width, x, row, num_rows);
+    else copy_x(from, width, (char *)x + row * width * x_item(is_bf16), is_bf16);
 }
 
 int64_t pagoda_packed_bytes(const Linear *linear) { return num_panels(linear) * panel_bytes(linear); }
@@ -307,7 +324,7 @@ static inline void panel_product(
 
 typedef struct {
     const Linear *linear;
-    const void *x;  // [rows, K], see copy_x
+    const void *x;  // [rows, K], see place_row
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
     long num_rows;
@@ -378,11 +395,11 @@ static inline __attribute__((always_inline)) void finish_rows(
 // Of a panel's tiles, those that may fetch what is upcoming: few rows have memory wait for nothing.
 static inline long upcoming_tiles(long num_tiles) { return num_tiles > 2 ? num_tiles / 2 : 0; }
 
-// scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. `later` is fetched meanwhile, by the first half of
-// all tiles if the others fetch what is upcoming; NULL: nothing is.
+// scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. x_rows: those that x has in parts; 0: it is not.
+// `later` is fetched meanwhile, by the first half of all tiles if the others fetch what is upcoming; NULL: nothing is.
 static void twelve_panel_product(
-    long num_rows, long steps, const uint32_t *x, const Linear *linear, long panel, const void *later, Upcoming *upcoming,
-    PanelScratch *scratch, const RowsDone *done) {
+    long num_rows, long steps, const uint32_t *x, long x_rows, const Linear *linear, long panel, const void *later,
+    Upcoming *upcoming, PanelScratch *scratch, const RowsDone *done) {
     const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, end = num_rows / num_tiles, x_stride = x_words(steps, 1);
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
@@ -390,9 +407,11 @@ static void twelve_panel_product(
                        .table = high_byte_table(exceptions->high_bytes), .nibbles = (vuint){} + 0x0f0f0f0f,
                        .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
-    const int is_fused = end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
-    for (; part.first < steps; part.steps += part.count * STEP_BYTES, x += x_words(part.count, 1), part.first += part.count) {
-        const long left = steps - part.first, adds = part.first > 0, most = is_once ? FEW_ROWS_AHEAD : K_PART_STEPS;
+    const int is_fused = !x_rows && end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
+    const long x_part = x_rows * PART_WIDTH;
+    for (; part.first < steps; part.steps += part.count * STEP_BYTES, part.first += part.count) {
+        const long left = steps - part.first, adds = part.first > 0;
+        const long most = x_rows ? PART_WIDTH / 2 : is_once ? FEW_ROWS_AHEAD : K_PART_STEPS;
         part.count = is_once && left > most ? left - most : left < most ? left : most;
         part.ahead = left > most ? part.steps + most * STEP_BYTES : later;
         while (part.exception->step < part.first) part.exception++;
@@ -400,6 +419,8 @@ static void twelve_panel_product(
         if (is_fused) {
             TWELVE_TILE_FUNCTIONS[num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums, adds);
             if (is_last) done->tell(done, 0, end);
+        } else if (x_rows) {
+            widen_part_to_floats(&part);
         } else {
             widen_part(&part);
         }
@@ -411,11 +432,17 @@ static void twelve_panel_product(
                 const char *kv = next_part(upcoming, &ahead_bytes);
                 if (kv) ahead = kv;
             }
-            TILE_FUNCTIONS[1][next - row - 1](
-                part.count, x + row * x_stride, x_stride, scratch->widened, scratch->sums + row * PANEL, PANEL, ahead,
-                (long)ahead_bytes, adds);
+            float *sums = scratch->sums + row * PANEL;
+            if (x_rows)
+                PART_TILE_FUNCTIONS[next - row - 1](
+                    2 * part.count, (const float *)x + row * PART_WIDTH, (const float *)scratch->widened, sums, ahead,
+                    (long)ahead_bytes, adds);
+            else
+                TILE_FUNCTIONS[1][next - row - 1](
+                    part.count, x + row * x_stride, x_stride, scratch->widened, sums, PANEL, ahead, (long)ahead_bytes, adds);
             if (is_last) done->tell(done, row, next);
         }
+        x += x_rows ? x_part : x_words(part.count, 1);
     }
 }
 
@@ -454,14 +481,16 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const int is_bf16 = linear->is_bf16;
     const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
     const long steps = num_steps(linear->width, is_bf16);
-    const long x_stride = x_words(steps, is_bf16);
+    const long x_rows = takes_parts(linear, job->num_rows) ? job->num_rows : 0;
+    const long x_stride = x_rows ? PART_WIDTH : x_words(steps, is_bf16);
     const uint32_t *weights = panel_at(linear, panel);
     const uint32_t *x = (const uint32_t *)job->x + row * x_stride;
     PanelScratch *scratch = scratch_of(job->threads, thread);
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
     if (linear->bits == TWELVE_BITS) {
         Upcoming *upcoming = &job->threads->upcoming;
-        twelve_panel_product(end - row, steps, x, linear, panel, later, upcoming->is_due ? upcoming : NULL, scratch, &ending.done);
+        twelve_panel_product(
+            end - row, steps, x, x_rows, linear, panel, later, upcoming->is_due ? upcoming : NULL, scratch, &ending.done);
     } else if (linear->bits) {
         quantised_panel_product(
             end - row, linear->width, x, panel_at(linear, panel), linear->bits, linear->has_zeros, linear->levels,
@@ -490,29 +519,38 @@ static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1
 static inline long upcoming_parts(const Linear *linear, long num_rows) {
     if (!linear || linear->bits != TWELVE_BITS) return 0;
     const long chunks = num_chunks(num_rows), num_tiles = (num_rows / chunks + MAX_ROWS - 1) / MAX_ROWS;
-    const long k_parts = (num_steps(linear->width, 1) + K_PART_STEPS - 1) / K_PART_STEPS;
+    const long steps = num_steps(linear->width, 1);
+    const long k_parts = takes_parts(linear, num_rows) ? num_parts(linear->width) : (steps + K_PART_STEPS - 1) / K_PART_STEPS;
     return chunks * upcoming_tiles(num_tiles) * num_panels(linear) * k_parts;
 }
 
-#define WIDEN_NUMBERS 8192  // of one task
+#define PLACE_NUMBERS 8192  // of one task, or a row
 
 typedef struct {
-    const void *x;
-    float *out;
-    long count;
-} WidenJob;
+    const Linear *linear;
+    const void *x;  // [rows, K]
+    void *out;      // as products by `linear` take it
+    long num_rows;
+} PlaceJob;
 
-static void widen_task(const void *argument, long task, int thread) {
-    const WidenJob *job = argument;
-    const long first = task * WIDEN_NUMBERS, left = job->count - first;
-    (void)thread;
-    widen_numbers(at(job->x, first, 1), left < WIDEN_NUMBERS ? left : WIDEN_NUMBERS, job->out + first);
+static inline long rows_to_place(const Linear *linear) {  // by one task
+    return linear->width < PLACE_NUMBERS ? PLACE_NUMBERS / linear->width : 1;
 }
 
-// out[count] = bf16 as floats.
-static void widen(Threads *threads, const void *x, long count, float *out) {
-    const WidenJob job = {x, out, count};
-    in_parallel(threads, widen_task, &job, (count + WIDEN_NUMBERS - 1) / WIDEN_NUMBERS);
+static void place_task(const void *argument, long task, int thread) {
+    const PlaceJob *job = argument;
+    const Linear *linear = job->linear;
+    const long each = rows_to_place(linear), first = task * each, left = job->num_rows - first;
+    (void)thread;
+    for (long row = first; row < first + (left < each ? left : each); row++)
+        place_row(linear, at(job->x, row * linear->width, linear->is_bf16), job->out, row, job->num_rows);
+}
+
+// Have `out` as products of so many rows by `linear` take x.
+static void place_rows(Threads *threads, const Linear *linear, const void *x, long num_rows, void *out) {
+    const PlaceJob job = {linear, x, out, num_rows};
+    const long each = rows_to_place(linear);
+    in_parallel(threads, place_task, &job, (num_rows + each - 1) / each);
 }
 
 // adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
@@ -525,7 +563,7 @@ static void product(
         ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, is_bf16};
         shrink(threads, &job);
     }
-    const long most = widens_x(is_bf16) ? WIDE_NUMBERS / linear->width : num_rows;
+    const long most = widens_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
                           .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
@@ -533,7 +571,7 @@ static void product(
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
         if (widens_x(is_bf16)) {
-            widen(threads, job.x, job.num_rows * linear->width, threads->wide_x);
+            place_rows(threads, linear, job.x, job.num_rows, threads->wide_x);
             job.x = threads->wide_x;
         }
         in_parallel(threads, product_task, &job, num_panels(linear) * job.num_chunks);

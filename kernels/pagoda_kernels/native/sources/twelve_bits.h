@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include "parts.h"
 #include "quantised.h"
 
 #define TWELVE_BITS 12
@@ -209,6 +210,31 @@ static void widen_part(const TwelvePart *part) {
         exception = write_step(step, number, exception, &constants, widened);
         step += STEP_BYTES, widened += PANEL;
     }
+}
+
+// The same as floats, [2 * count, PANEL], filled up to whole turns (parts.h).
+static void widen_part_to_floats(const TwelvePart *part) {
+    const TwelvePart constants = *part;
+    const uint8_t *step = part->steps;
+    const Exception *exception = part->exception;
+    uint32_t *widened = part->widened;
+    for (long number = part->first; number < part->first + part->count; number++) {
+#pragma GCC unroll 3
+        for (int line = 0; line < STEP_LINES; line++) __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
+#pragma GCC unroll 8
+        for (int j = 0; j < VECTORS; j += 2) {
+            vuint w[2];
+            widen_twelve(step, &constants, j, 2, w);
+            for (int i = 0; i < 2; i++) {
+                vstore_bits(widened + (j + i) * LANES, w[i] << 16);
+                vstore_bits(widened + PANEL + (j + i) * LANES, w[i] & constants.odd);
+            }
+        }
+        for (; exception->step == number; exception++)
+            widened[exception->place % 2 * PANEL + exception->place / 2] = (uint32_t)exception->value << 16;
+        step += STEP_BYTES, widened += 2 * PANEL;
+    }
+    memset(widened, 0, (size_t)(whole_turns(2 * part->count) - 2 * part->count) * PANEL * sizeof *widened);
 }
 
 typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *, int);
