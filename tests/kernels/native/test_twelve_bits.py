@@ -8,7 +8,9 @@ from pagoda_kernels.native.library import NativeLibrary
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.twelve_bits import MAX_EXCEPTIONS
 
-SHAPES = pytest.mark.parametrize("shape", [(2, 2), (64, 64), (130, 34), (200, 4096)], ids=str)
+SHAPES = pytest.mark.parametrize(
+    "shape", [(2, 2), (64, 64), (130, 34), (64, 194), (200, 4096)], ids=str
+)
 
 
 def test_bf16_has_them(native: NativeLibrary) -> None:
@@ -79,11 +81,11 @@ def test_exceptions_take_their_places(monkeypatch: pytest.MonkeyPatch, is_gated:
 def test_exceptions_at_the_ends_of_parts_and_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 96 steps are a part, 32 the last ones of a single row; a step is two columns.
+    # 96 steps are a part, or 96 columns, and 32 the last ones of a single row; a step is two columns.
     weight = torch.rand(64, 1024).add(1.0).to(torch.bfloat16)
-    steps = torch.tensor([0, 1, 95, 96, 97, 191, 192, 383, 384, 479, 480, 510, 511])
+    steps = torch.tensor([0, 1, 47, 48, 95, 96, 97, 191, 192, 383, 384, 479, 480, 510, 511])
     rows = torch.tensor([0, 7, 8, 15, 16, 31, 32, 47, 48, 63])
-    weight[rows[:, None], 2 * steps + torch.randint(2, (10, 13))] *= 2.0**40
+    weight[rows[:, None], 2 * steps + torch.randint(2, (10, 15))] *= 2.0**40
     packed, dense = PackedLinear(weight), dense_linear(monkeypatch, weight)
     assert packed.structure.bits == 12
     for num_rows in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16):
