@@ -7,8 +7,13 @@
 #include "panels.h"
 
 #define PART_WIDTH K_PART_STEPS  // numbers along K, floats of a panel as well
+#if defined(__FMA__) || defined(__aarch64__)
 #define STEPS_TOGETHER 8         // of a tile: what counts them is a tenth of its instructions else
 #define LINES_TOGETHER 3         // fetched meanwhile
+#else                            // products need registers: of more steps GCC keeps sums in memory
+#define STEPS_TOGETHER 2
+#define LINES_TOGETHER 1
+#endif
 
 // Numbers along K that are multiplied. What fills up a part is -0 in x and 0 in a panel: a sum stays what it is.
 static inline long whole_turns(long width) { return (width + STEPS_TOGETHER - 1) / STEPS_TOGETHER * STEPS_TOGETHER; }

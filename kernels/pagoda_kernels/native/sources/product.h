@@ -417,7 +417,7 @@ static void twelve_panel_product(
         while (part.exception->step < part.first) part.exception++;
         const int is_last = part.count == left;
         if (is_fused) {
-            TWELVE_TILE_FUNCTIONS[num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums, adds);
+            TWELVE_TILE_FUNCTIONS[NUM_KEEPING && num_tiles > 1][end - 1](&part, x, x_stride, scratch->sums, adds);
             if (is_last) done->tell(done, 0, end);
         } else if (x_rows) {
             widen_part_to_floats(&part);

@@ -7,9 +7,9 @@
 // 8 of the other by turns, as UNPCK joins them with high bytes to the pairs of product.h: so are all sums. A byte of a
 // register of codes has those of that byte of two registers of low bytes, the first one's in its low half.
 //
-// Few rows are bound by what they read, which is a quarter less. With more than a tile has, the first one
-// also writes what it widens into the first-level cache, for the others; where registers do not hold both its sums and
-// what it widens, as those of six rows, a part is widened before.
+// Few rows are bound by what they read, which is a quarter less. Where registers do not hold both a tile's sums and what
+// it widens, as those of six rows, a part is widened into the first-level cache before. With more than a tile has, the
+// first one also writes what it widens there, for the others; where products take floats, a part is widened to those.
 
 #pragma once
 
@@ -28,6 +28,7 @@
 #else
 #define FUSED_ROWS 5
 #endif
+#define NUM_KEEPING TAKES_PAIRS  // kinds of tiles that also write what they widen
 #define WIDENED_TOGETHER(vectors) (TAKES_PAIRS ? (vectors) : 2)  // of so many vectors that have sums
 
 typedef struct {
@@ -256,7 +257,13 @@ typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *, 
 TWELVE_TILE(1, 0)
 TWELVE_TILE(2, 0)
 TWELVE_TILES(0)
+#if NUM_KEEPING
 TWELVE_TILES(1)
+#endif
 // [keeps][rows - 1]. A tile that keeps is one of several, which have 3 rows at least.
-static const TwelveTile TWELVE_TILE_FUNCTIONS[2][FUSED_ROWS] = {
-    {twelve_tile_1_0, twelve_tile_2_0, TWELVE_NAMES(0)}, {NULL, NULL, TWELVE_NAMES(1)}};
+static const TwelveTile TWELVE_TILE_FUNCTIONS[1 + NUM_KEEPING][FUSED_ROWS] = {
+    {twelve_tile_1_0, twelve_tile_2_0, TWELVE_NAMES(0)},
+#if NUM_KEEPING
+    {NULL, NULL, TWELVE_NAMES(1)},
+#endif
+};
