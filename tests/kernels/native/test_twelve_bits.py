@@ -81,7 +81,7 @@ def test_exceptions_take_their_places(monkeypatch: pytest.MonkeyPatch, is_gated:
 def test_exceptions_at_the_ends_of_parts_and_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # 96 steps are a part, or 96 columns, and 32 the last ones of a single row; a step is two columns.
+    # 96 steps are a part, or 96 columns, and 32 the last ones of one row; a step is two columns.
     weight = torch.rand(64, 1024).add(1.0).to(torch.bfloat16)
     steps = torch.tensor([0, 1, 47, 48, 95, 96, 97, 191, 192, 383, 384, 479, 480, 510, 511])
     rows = torch.tensor([0, 7, 8, 15, 16, 31, 32, 47, 48, 63])
