@@ -18,7 +18,12 @@ from pagoda_gateway.openai.schemas.base import (
 from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
 from pagoda_gateway.openai.schemas.contents import check_content
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS, StreamOptions
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, check_choice_among, check_names
+from pagoda_gateway.openai.schemas.tools import (
+    MAX_NAME_CHARS,
+    check_choice_among,
+    check_names,
+    names_in,
+)
 
 MAX_STOP_SEQUENCES = 16
 StopSequence = Annotated[str, Field(min_length=1, max_length=checks.MAX_STOP_STRING_CHARS)]
@@ -169,6 +174,12 @@ class CountTokensBody(RequestBody):
     def _check_tools(cls, value: list[ClientTool] | None) -> list[ClientTool] | None:
         check_names([tool.name for tool in value or ()])
         return value
+
+    @classmethod
+    def check_together(cls, field: str, items: list[Any]) -> None:
+        """Check that tools have names of their own."""
+        if field == "tools":
+            check_names(names_in(items))
 
     @field_validator("tool_choice")
     @classmethod

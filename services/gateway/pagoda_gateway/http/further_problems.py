@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.schemas.base import RequestModel
 
 MAX_NAMED_ITEMS = 16
 MAX_ITEMS = 32_768  # of a list that is looked at again: in all as long as checking a good one
@@ -58,13 +59,28 @@ def _of_later_items(
             index = offset + int(place)
             yield {**problem, "loc": (field, index, *rest)}
         if not problems:
+            yield from _of_all_together(field, items, schema)
             return
     if index + 1 < len(items):
         text = (
             f"'{field}': {MAX_NAMED_ITEMS} are wrong; those from [{index + 1}] on are not checked"
         )
-        error = InvalidRequestError(text, param=field)
-        yield {"type": "", "loc": (field,), "msg": "", "input": None, "ctx": {"error": error}}
+        yield _problem(field, InvalidRequestError(text, param=field))
+
+
+def _of_all_together(
+    field: str, items: list[Any], schema: type[BaseModel]
+) -> Iterator[ErrorDetails]:
+    if not issubclass(schema, RequestModel):
+        return
+    try:
+        schema.check_together(field, items)
+    except InvalidRequestError as error:
+        yield _problem(field, error)
+
+
+def _problem(field: str, error: InvalidRequestError) -> ErrorDetails:
+    return {"type": "", "loc": (field,), "msg": "", "input": None, "ctx": {"error": error}}
 
 
 def _problems_of_items(

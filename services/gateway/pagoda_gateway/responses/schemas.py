@@ -37,6 +37,7 @@ from pagoda_gateway.openai.schemas.tools import (
     check_choice_among,
     check_names,
     is_choice,
+    names_in,
     other_kind,
 )
 from pagoda_gateway.responses.chat_messages import check_item, input_items
@@ -221,6 +222,12 @@ class ResponsesBody(RequestBody):
     def _check_tools(cls, value: list[FunctionTool] | None) -> list[FunctionTool] | None:
         check_names([tool.name for tool in value or ()])
         return value
+
+    @classmethod
+    def check_together(cls, field: str, items: list[Any]) -> None:
+        """Check that tools have names of their own."""
+        if field == "tools":
+            check_names(names_in(items))
 
     @field_validator("tool_choice")
     @classmethod

@@ -224,3 +224,23 @@ def test_template_variables_are_none_of_the_fields(schema: type[BaseModel]) -> N
         messages=[USER],
         chat_template_kwargs={"add_generation_prompt": False, "tools": [], "x": 1},
     )
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "fields"),
+    [
+        (ResponsesBody, "function", {"input": "x"}),
+        (MessagesBody, "custom", {"messages": [USER], "max_tokens": 1}),
+    ],
+)
+def test_tools_of_one_name_beside_others_that_are_wrong(
+    schema: type[BaseModel], kind: str, fields: dict[str, Any]
+) -> None:
+    tools: list[Any] = [{"type": kind, "name": name} for name in ("a", "b", "c", "a", "b")]
+    tools[2]["name"] = 5
+    tools.insert(3, "d")
+    wanted = ["tools[2].name", "tools[3]", "tools[4].name", "tools[5].name"]
+    message = names(schema, wanted, tools=tools, **fields)
+    assert "'tools[4].name' is 'a'" in message
+    del tools[2:4]
+    names(schema, ["tools[2].name", "tools[3].name"], tools=tools, **fields)

@@ -110,6 +110,14 @@ class RequestModel(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def check_together(cls, field: str, items: list[Any]) -> None:
+        """Check what items of a list are beside each other, where some are wrong by themselves.
+
+        Raises:
+            InvalidRequestError: names each that is wrong.
+        """
+
 
 class RequestBody(RequestModel):
     """A whole body. JSON knows one kind of number, so 2.0 is an integer."""

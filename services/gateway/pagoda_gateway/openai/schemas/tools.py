@@ -99,19 +99,30 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str | None]) -> None:
     """Raise InvalidRequestError if tools that have their names themselves share some; names each.
 
     Of chat's tools, whose functions have them, see `by_name`.
+
+    Args:
+        names: None of a tool that has none, which is said elsewhere.
     """
     seen: set[str] = set()
     errors = []
     for index, name in enumerate(names):
+        if name is None:
+            continue
         if name in seen:
             errors.append(_wrong(f"tools[{index}].name", name, "there only once"))
         seen.add(name)
     if errors:
         raise joined(errors)
+
+
+def names_in(tools: Sequence[Any]) -> list[str | None]:
+    """Return the names that tools of a body have, wrong as they may be, for `check_names`."""
+    names = [tool.get("name") if isinstance(tool, dict) else None for tool in tools]
+    return [name if isinstance(name, str) else None for name in names]
 
 
 def other_kind(kind: Any) -> str:
