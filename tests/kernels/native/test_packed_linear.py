@@ -116,6 +116,14 @@ def test_a_row_does_not_depend_on_the_others(
 
 
 @pytest.mark.usefixtures("native")
+def test_more_rows_than_there_is_room_for_as_floats() -> None:
+    # Of 8 million numbers (WIDE_NUMBERS in threads.h): 2,032 rows of 4,096, then the other 8.
+    linear = PackedLinear(torch.randn(64, 4096).bfloat16())
+    x = torch.randn(2040, 4096).bfloat16()
+    assert torch.equal(linear(x)[2020:], linear(x[2020:]))
+
+
+@pytest.mark.usefixtures("native")
 @DTYPES
 def test_what_is_not_finite_stays_where_it_is(dtype: torch.dtype) -> None:
     linear = PackedLinear(torch.randn(70, 40).to(dtype))

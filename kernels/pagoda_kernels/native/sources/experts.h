@@ -339,7 +339,9 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
     in_parallel(threads, gather_task, &job, tasks_of(num_pairs));
     if (is_wide && experts->shared.down) place_rows(threads, experts->shared.gate_up, x, num_rows, room.wide_shared_x);
     in_parallel(threads, up_task, &job, num_tasks[0]);
-    if (is_wide) in_parallel(threads, place_inner_task, &job, num_tasks[2]);
+    if (is_wide && num_pairs * experts->experts->down->width <= PLACE_NUMBERS)  // sooner than others are woken
+        for (long task = 0; task < num_tasks[2]; task++) place_inner_task(&job, task, 0);
+    else if (is_wide) in_parallel(threads, place_inner_task, &job, num_tasks[2]);
     in_parallel(threads, down_task, &job, num_tasks[1]);
     in_parallel(threads, sum_task, &job, tasks_of(num_rows));
 }

@@ -9,11 +9,10 @@
 #define PART_WIDTH K_PART_STEPS  // numbers along K, floats of a panel as well
 #if defined(__FMA__) || defined(__aarch64__)
 #define STEPS_TOGETHER 8         // of a tile: what counts them is a tenth of its instructions else
-#define LINES_TOGETHER 3         // fetched meanwhile
-#else                            // products need registers: of more steps GCC keeps sums in memory
-#define STEPS_TOGETHER 2
-#define LINES_TOGETHER 1
+#else
+#define STEPS_TOGETHER 2         // products need registers: of more GCC keeps sums in memory
 #endif
+#define PART_LINES (PART_WIDTH * PANEL * 12 / 8 / 64)  // of a panel of twelve bits: a tile fetches no more
 
 // Numbers along K that are multiplied. What fills up a part is -0 in x and 0 in a panel: a sum stays what it is.
 static inline long whole_turns(long width) { return (width + STEPS_TOGETHER - 1) / STEPS_TOGETHER * STEPS_TOGETHER; }
@@ -35,6 +34,7 @@ static inline void copy_to_parts(const void *from, long width, float *x, long ro
 static inline __attribute__((always_inline)) void part_tile_of(
     const int num_rows, long width, const float *x, const float *panel, float *c, const char *ahead, long ahead_bytes, int adds) {
     const int each = TILE_VECTORS(num_rows);
+    const int lines = (PART_LINES * each / VECTORS * STEPS_TOGETHER + PART_WIDTH - 1) / PART_WIDTH;  // of a turn
     const long turns = whole_turns(width) / STEPS_TOGETHER, ahead_stride = (ahead_bytes * each / VECTORS + turns - 1) / turns;
     for (long first = 0; first < PANEL; first += each * LANES) {
         const float *words = panel + first, *from = x;
@@ -47,8 +47,8 @@ static inline __attribute__((always_inline)) void part_tile_of(
                 sums[m][j] = adds ? vload(c + m * PANEL + first + j * LANES) : (vfloat){};
         long left = turns;
         do {  // one at least: told so, GCC has registers enough
-#pragma GCC unroll 4
-            for (int line = 0; line < LINES_TOGETHER; line++) __builtin_prefetch(later + 64 * line, 0, 2);
+#pragma GCC unroll 12
+            for (int line = 0; line < lines; line++) __builtin_prefetch(later + 64 * line, 0, 2);
 #pragma GCC unroll 8
             for (int k = 0; k < STEPS_TOGETHER; k++) {
                 vfloat w[VECTORS];
