@@ -408,7 +408,6 @@ static void twelve_panel_product(
                        .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
     const int is_fused = !x_rows && end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
-    const long x_part = x_rows * PART_WIDTH;
     for (; part.first < steps; part.steps += part.count * STEP_BYTES, part.first += part.count) {
         const long left = steps - part.first, adds = part.first > 0;
         const long most = x_rows ? PART_WIDTH / 2 : is_once ? FEW_ROWS_AHEAD : K_PART_STEPS;
@@ -442,7 +441,7 @@ static void twelve_panel_product(
                     part.count, x + row * x_stride, x_stride, scratch->widened, sums, PANEL, ahead, (long)ahead_bytes, adds);
             if (is_last) done->tell(done, row, next);
         }
-        x += x_rows ? x_part : x_words(part.count, 1);
+        x += x_rows ? x_rows * PART_WIDTH : x_words(part.count, 1);
     }
 }
 

@@ -199,8 +199,25 @@ static inline __attribute__((always_inline)) void twelve_tile_of(
     }
 }
 
-// Write a part as pairs of bf16. What comes next is left to the tiles to fetch, which memory would wait for else.
-static void widen_part(const TwelvePart *part) {
+// The same as floats, [2, PANEL].
+static inline __attribute__((always_inline)) const Exception *write_step_as_floats(
+    const uint8_t *step, long number, const Exception *exception, const TwelvePart *part, uint32_t *words) {
+#pragma GCC unroll 8
+    for (int j = 0; j < VECTORS; j += 2) {
+        vuint w[2];
+        widen_twelve(step, part, j, 2, w);
+        for (int i = 0; i < 2; i++) {
+            vstore_bits(words + (j + i) * LANES, w[i] << 16);
+            vstore_bits(words + PANEL + (j + i) * LANES, w[i] & part->odd);
+        }
+    }
+    for (; exception->step == number; exception++)
+        words[exception->place % 2 * PANEL + exception->place / 2] = (uint32_t)exception->value << 16;
+    return exception;
+}
+
+// Write a part, and return where it ends. What comes next is left to the tiles to fetch, which memory would wait for else.
+static inline __attribute__((always_inline)) uint32_t *write_part(const TwelvePart *part, const int is_floats) {
     const TwelvePart constants = *part;  // nobody else's, so that they stay in registers
     const uint8_t *step = part->steps;
     const Exception *exception = part->exception;
@@ -208,34 +225,20 @@ static void widen_part(const TwelvePart *part) {
     for (long number = part->first; number < part->first + part->count; number++) {
 #pragma GCC unroll 3
         for (int line = 0; line < STEP_LINES; line++) __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
-        exception = write_step(step, number, exception, &constants, widened);
-        step += STEP_BYTES, widened += PANEL;
+        if (is_floats) exception = write_step_as_floats(step, number, exception, &constants, widened);
+        else exception = write_step(step, number, exception, &constants, widened);
+        step += STEP_BYTES, widened += (1 + is_floats) * PANEL;
     }
+    return widened;
 }
 
-// The same as floats, [2 * count, PANEL], filled up to whole turns (parts.h).
+// As pairs of bf16.
+static void widen_part(const TwelvePart *part) { write_part(part, 0); }
+
+// As floats, [2 * count, PANEL], filled up to whole turns (parts.h).
 static void widen_part_to_floats(const TwelvePart *part) {
-    const TwelvePart constants = *part;
-    const uint8_t *step = part->steps;
-    const Exception *exception = part->exception;
-    uint32_t *widened = part->widened;
-    for (long number = part->first; number < part->first + part->count; number++) {
-#pragma GCC unroll 3
-        for (int line = 0; line < STEP_LINES; line++) __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);
-#pragma GCC unroll 8
-        for (int j = 0; j < VECTORS; j += 2) {
-            vuint w[2];
-            widen_twelve(step, &constants, j, 2, w);
-            for (int i = 0; i < 2; i++) {
-                vstore_bits(widened + (j + i) * LANES, w[i] << 16);
-                vstore_bits(widened + PANEL + (j + i) * LANES, w[i] & constants.odd);
-            }
-        }
-        for (; exception->step == number; exception++)
-            widened[exception->place % 2 * PANEL + exception->place / 2] = (uint32_t)exception->value << 16;
-        step += STEP_BYTES, widened += 2 * PANEL;
-    }
-    memset(widened, 0, (size_t)(whole_turns(2 * part->count) - 2 * part->count) * PANEL * sizeof *widened);
+    uint32_t *end = write_part(part, 1);
+    memset(end, 0, (size_t)(whole_turns(2 * part->count) - 2 * part->count) * PANEL * sizeof *end);
 }
 
 typedef void (*TwelveTile)(const TwelvePart *, const uint32_t *, long, float *, int);
