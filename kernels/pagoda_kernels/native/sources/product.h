@@ -367,28 +367,26 @@ static inline vfloat gated(const Linear *linear, vfloat gate, vfloat up, const i
 }
 
 static inline __attribute__((always_inline)) void finish_rows(
-    const Linear *linear, const float *sums, long panel, long num_rows, void *y, long y_stride, const int is_bf16) {
+    const Linear *linear, float *sums, long panel, long num_rows, void *y, long y_stride, const int is_bf16) {
     const long each = panel_outputs(linear), first = panel * each;
     const long left = linear->num_outputs - first, used = left < each ? left : each;
     for (long row = 0; row < num_rows; row++, sums += PANEL) {
-        float out[PANEL];
-        for (long j = 0; j < PANEL; j += LANES) vstore(out + j, vload(sums + j));
         if (linear->bias)
             for (long j = 0; j < used; j++)
                 for (long half = 0; half < PANEL / each; half++)
-                    out[half * each + j] += load_any(linear->bias, half * linear->num_outputs + first + j, is_bf16);
+                    sums[half * each + j] += load_any(linear->bias, half * linear->num_outputs + first + j, is_bf16);
         if (linear->is_gated)
             for (long j = 0; j < each; j += LANES) {
-                vfloat gate = vrounded(vload(out + j), is_bf16), up = vrounded(vload(out + each + j), is_bf16);
-                vstore(out + j, gated(linear, gate, up, is_bf16));
+                vfloat gate = vrounded(vload(sums + j), is_bf16), up = vrounded(vload(sums + each + j), is_bf16);
+                vstore(sums + j, gated(linear, gate, up, is_bf16));
             }
         if (linear->is_activated)
             for (long j = 0; j < PANEL; j += LANES)
-                vstore(out + j, activated(linear, vrounded(vload(out + j), is_bf16)));
+                vstore(sums + j, activated(linear, vrounded(vload(sums + j), is_bf16)));
         const long to = row * y_stride + first;
         long j = 0;
-        for (; j + LANES <= used; j += LANES) vstore_any(y, to + j, vload(out + j), is_bf16);
-        for (; j < used; j++) store_any(y, to + j, out[j], is_bf16);
+        for (; j + LANES <= used; j += LANES) vstore_any(y, to + j, vload(sums + j), is_bf16);
+        for (; j < used; j++) store_any(y, to + j, sums[j], is_bf16);
     }
 }
 
@@ -406,6 +404,9 @@ static void twelve_panel_product(
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
                        .table = high_byte_table(exceptions->high_bytes), .nibbles = (vuint){} + 0x0f0f0f0f,
                        .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
+    // By turns of several steps, to which x in parts is filled up.
+    const int in_turns = x_rows || (TAKES_PAIRS && steps % STEPS_TOGETHER == 0);
+    const long row_stride = x_rows ? PART_WIDTH : x_stride;
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
     const int is_fused = !x_rows && end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
     for (; part.first < steps; part.steps += part.count * STEP_BYTES, part.first += part.count) {
@@ -432,10 +433,10 @@ static void twelve_panel_product(
                 if (kv) ahead = kv;
             }
             float *sums = scratch->sums + row * PANEL;
-            if (x_rows)
+            if (in_turns)
                 PART_TILE_FUNCTIONS[next - row - 1](
-                    2 * part.count, (const float *)x + row * PART_WIDTH, (const float *)scratch->widened, sums, ahead,
-                    (long)ahead_bytes, adds);
+                    x_rows ? whole_turns(2 * part.count) : part.count, x + row * row_stride, row_stride, scratch->widened, sums,
+                    ahead, (long)ahead_bytes, adds);
             else
                 TILE_FUNCTIONS[1][next - row - 1](
                     part.count, x + row * x_stride, x_stride, scratch->widened, sums, PANEL, ahead, (long)ahead_bytes, adds);
