@@ -138,9 +138,9 @@ static const ValueRows VALUE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(values, 0), PACKE
 // scores [rows, 64] of q [rows, steps], see copy_x.
 static inline void packed_scores(long num_rows, long steps, const uint32_t *q, const uint32_t *const *groups,
                                  const uint32_t *const *later, float *scores, int is_bf16) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (long tile = 0; tile < num_tiles; tile++) {
-        const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+    const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
+    for (long tile = 0, row = 0, end; tile < tiles.count; tile++, row = end) {
+        end = row + rows_of_tile(&tiles, tile);
         SCORE_ROWS[is_bf16][end - row - 1](steps, q + row * x_words(steps, is_bf16), groups, tile ? groups : later, scores + row * PANEL);
     }
 }
@@ -148,11 +148,11 @@ static inline void packed_scores(long num_rows, long steps, const uint32_t *q, c
 // out [rows, out_stride] += weights [rows, steps of 64 keys], as q, times values, whose width is a multiple of 32.
 static inline void packed_values(long num_rows, long width, const uint32_t *weights, const uint32_t *const *groups,
                                  const uint32_t *const *later, float *out, long out_stride, int is_bf16) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS;
+    const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
     const long words = x_words(num_steps(PANEL, is_bf16), is_bf16);
     for (long column = 0; column < width; column += PANEL)
-        for (long tile = 0; tile < num_tiles; tile++) {
-            const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+        for (long tile = 0, row = 0, end; tile < tiles.count; tile++, row = end) {
+            end = row + rows_of_tile(&tiles, tile);
             VALUE_ROWS[is_bf16][end - row - 1](
                 width, weights + row * words, groups, tile ? groups : later, column,
                 out + row * out_stride + column, out_stride);

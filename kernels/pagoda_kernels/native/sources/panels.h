@@ -31,6 +31,19 @@
 // Steps along K: pairs of bf16, or floats. Each has PANEL words of 32 bits.
 static inline long num_steps(long width, int is_bf16) { return is_bf16 ? width / 2 : width; }
 
+// Rows in tiles of at most so many, as even as they can be: of `rows` each, from tile `first_more` on of one more.
+typedef struct {
+    long count, rows, first_more;
+} RowTiles;
+
+static inline RowTiles row_tiles(long num_rows, const long most) {
+    const long count = (num_rows + most - 1) / most;
+    if (count == 1) return (RowTiles){1, num_rows, 1};
+    return (RowTiles){count, num_rows / count, count - num_rows % count};
+}
+
+static inline long rows_of_tile(const RowTiles *tiles, long tile) { return tiles->rows + (tile >= tiles->first_more); }
+
 // Products take bf16 of x as floats.
 static inline int widens_x(int is_bf16) { return is_bf16 && !TAKES_PAIRS; }
 static inline long x_item(int is_bf16) { return is_bf16 && TAKES_PAIRS ? 2 : 4; }  // bytes of a number, as they take it

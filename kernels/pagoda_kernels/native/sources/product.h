@@ -312,9 +312,10 @@ static const Tile TILE_FUNCTIONS[2][MAX_ROWS] = {TILE_ROW(0), TILE_ROW(1)};  // 
 static inline void panel_product(
     long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
     long c_stride, const void *ahead, int adds, int is_bf16, const RowsDone *done) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, ahead_bytes = steps * PANEL * 4 / num_tiles;
-    for (long tile = 0; tile < num_tiles; tile++) {
-        const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
+    const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
+    const long ahead_bytes = steps * PANEL * 4 / tiles.count;
+    for (long tile = 0, row = 0, end; tile < tiles.count; tile++, row = end) {
+        end = row + rows_of_tile(&tiles, tile);
         TILE_FUNCTIONS[is_bf16][end - row - 1](
             steps, x + row * x_stride, x_stride, panel, c + row * c_stride, c_stride,
             (const char *)ahead + tile * ahead_bytes, ahead_bytes, adds);
@@ -398,7 +399,8 @@ static inline long upcoming_tiles(long num_tiles) { return num_tiles > 2 ? num_t
 static void twelve_panel_product(
     long num_rows, long steps, const uint32_t *x, long x_rows, const Linear *linear, long panel, const void *later,
     Upcoming *upcoming, PanelScratch *scratch, const RowsDone *done) {
-    const long num_tiles = (num_rows + MAX_ROWS - 1) / MAX_ROWS, end = num_rows / num_tiles, x_stride = x_words(steps, 1);
+    const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
+    const long num_tiles = tiles.count, end = tiles.rows, x_stride = x_words(steps, 1);
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
@@ -424,10 +426,10 @@ static void twelve_panel_product(
         } else {
             widen_part(&part);
         }
-        for (long tile = is_fused; tile < num_tiles; tile++) {
-            const long row = num_rows * tile / num_tiles, next = num_rows * (tile + 1) / num_tiles;
+        for (long tile = is_fused, row = is_fused ? end : 0, next; tile < num_tiles; tile++, row = next) {
+            next = row + rows_of_tile(&tiles, tile);
             size_t ahead_bytes = (size_t)(part.count * stride);
-            const char *ahead = (const char *)part.ahead + tile % num_fetching * (long)ahead_bytes;
+            const char *ahead = (const char *)part.ahead + (tile < num_fetching ? tile : tile - num_fetching) * (long)ahead_bytes;
             if (tile >= num_fetching) {
                 const char *kv = next_part(upcoming, &ahead_bytes);
                 if (kv) ahead = kv;
@@ -518,7 +520,7 @@ static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1
 // Parts of what is upcoming that a product of so many rows may fetch.
 static inline long upcoming_parts(const Linear *linear, long num_rows) {
     if (!linear || linear->bits != TWELVE_BITS) return 0;
-    const long chunks = num_chunks(num_rows), num_tiles = (num_rows / chunks + MAX_ROWS - 1) / MAX_ROWS;
+    const long chunks = num_chunks(num_rows), num_tiles = row_tiles(num_rows / chunks, MAX_ROWS).count;
     const long steps = num_steps(linear->width, 1);
     const long k_parts = takes_parts(linear, num_rows) ? num_parts(linear->width) : (steps + K_PART_STEPS - 1) / K_PART_STEPS;
     return chunks * upcoming_tiles(num_tiles) * num_panels(linear) * k_parts;

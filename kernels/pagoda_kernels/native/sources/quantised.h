@@ -397,8 +397,9 @@ static void quantised_panel_product(
     const int is_widened = num_rows >= WIDENED_ROWS && (bits == 8 || !TAKES_PAIRS);
     const int kind = is_widened ? WIDENED + has_zeros : bits == 8 ? EIGHT_BITS : FOUR_BITS + has_zeros;
     const int is_pairs = is_bf16 && TAKES_PAIRS;
-    const QuantisedTile *tiles = QUANTISED_TILE_FUNCTIONS[kind][is_pairs];
-    const long num_tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS, each = group_bytes(bits, has_zeros);
+    const QuantisedTile *functions = QUANTISED_TILE_FUNCTIONS[kind][is_pairs];
+    const RowTiles tiles = row_tiles(num_rows, TILE_ROWS);
+    const long each = group_bytes(bits, has_zeros);
     const long most = (is_widened ? WIDENED_GROUPS : K_PART_BYTES / each) * GROUP;
     memset(scratch->sums, 0, (size_t)num_rows * PANEL * sizeof *scratch->sums);
     for (long k = 0; k < width; k += most) {
@@ -407,9 +408,9 @@ static void quantised_panel_product(
         const void *x_part = at(x, k, is_pairs);
         if (is_widened) widen_groups(part.groups, num_groups(part.width), each, levels, scratch->widened, has_zeros, bits);
         if (has_zeros) sums_of_rows(num_rows, part.width, x_part, width, scratch->of_x, is_pairs);
-        for (long tile = 0; tile < num_tiles; tile++) {
-            const long row = num_rows * tile / num_tiles, end = num_rows * (tile + 1) / num_tiles;
-            tiles[end - row - 1](
+        for (long tile = 0, row = 0, end; tile < tiles.count; tile++, row = end) {
+            end = row + rows_of_tile(&tiles, tile);
+            functions[end - row - 1](
                 &part, at(x_part, row * width, is_pairs), width, scratch->of_x + row * PART_GROUPS,
                 scratch->sums + row * PANEL);
             if (k + most >= width) done->tell(done, row, end);
