@@ -16,8 +16,8 @@
 #else
 #define STEPS_TOGETHER 2         // products need registers: of more GCC keeps sums in memory
 #endif
-// Of a panel of twelve bits: a tile fetches no more, and of those that take pairs there are two at least.
-#define PART_LINES (PART_WIDTH * PANEL * 12 / 8 / 64)
+// Of a part in twelve bits: a tile fetches no more.
+#define PART_LINES (K_PART_STEPS * (1 + TAKES_PAIRS) * PANEL * 12 / 8 / 64)
 
 // Numbers along K that are multiplied. What fills up a part is -0 in x and 0 in a panel: a sum stays what it is.
 static inline long whole_turns(long width) { return (width + STEPS_TOGETHER - 1) / STEPS_TOGETHER * STEPS_TOGETHER; }
@@ -40,7 +40,7 @@ static inline __attribute__((always_inline)) void part_tile_of(
     const int num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c, const char *ahead,
     long ahead_bytes, int adds) {
     const int each = TILE_VECTORS(num_rows);
-    const int lines = (PART_LINES * each / VECTORS * STEPS_TOGETHER + PART_WIDTH - 1) / PART_WIDTH;  // of a turn
+    const int lines = (PART_LINES * each / VECTORS * STEPS_TOGETHER + K_PART_STEPS - 1) / K_PART_STEPS;  // of a turn
     const long turns = steps / STEPS_TOGETHER, ahead_stride = (ahead_bytes * each / VECTORS + turns - 1) / turns;
     for (long first = 0; first < PANEL; first += each * LANES) {
         const uint32_t *words = panel + first, *from = x, *from3 = x + 3 * x_stride;  // two addresses, as in add_step

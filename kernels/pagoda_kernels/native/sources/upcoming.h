@@ -13,7 +13,7 @@
 #define UPCOMING_BYTES (8 << 20)
 #define UPCOMING_BLOCKS 2048
 #define UPCOMING_TOKENS 8   // new ones of a sequence: attention to more of them computes for longer than it reads
-#define UPCOMING_PART 8192  // bytes; a tile of 32 steps fetches as many, or of 86 numbers in parts
+#define UPCOMING_PART 8192  // bytes; a tile fetches as many in 43 steps of pairs, or in 86 of floats
 
 typedef struct {
     _Atomic long next_part;  // that nobody has fetched
