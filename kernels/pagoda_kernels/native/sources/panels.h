@@ -38,7 +38,6 @@ typedef struct {
 
 static inline RowTiles row_tiles(long num_rows, const long most) {
     const long count = (num_rows + most - 1) / most;
-    if (count == 1) return (RowTiles){1, num_rows, 1};
     return (RowTiles){count, num_rows / count, count - num_rows % count};
 }
 

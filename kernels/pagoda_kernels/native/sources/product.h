@@ -400,7 +400,7 @@ static void twelve_panel_product(
     long num_rows, long steps, const uint32_t *x, long x_rows, const Linear *linear, long panel, const void *later,
     Upcoming *upcoming, PanelScratch *scratch, const RowsDone *done) {
     const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
-    const long num_tiles = tiles.count, end = tiles.rows, x_stride = x_words(steps, 1);
+    const long num_tiles = tiles.count, end = tiles.rows, x_stride = x_rows ? PART_WIDTH : x_words(steps, 1);
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
     const Exceptions *exceptions = &linear->exceptions;
     TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
@@ -408,7 +408,6 @@ static void twelve_panel_product(
                        .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
     // By turns of several steps, to which x in parts is filled up.
     const int in_turns = x_rows || (TAKES_PAIRS && steps % STEPS_TOGETHER == 0);
-    const long row_stride = x_rows ? PART_WIDTH : x_stride;
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
     const int is_fused = !x_rows && end <= FUSED_ROWS, is_once = num_tiles == 1 && TILE_VECTORS(end) == VECTORS;
     for (; part.first < steps; part.steps += part.count * STEP_BYTES, part.first += part.count) {
@@ -437,8 +436,8 @@ static void twelve_panel_product(
             float *sums = scratch->sums + row * PANEL;
             if (in_turns)
                 PART_TILE_FUNCTIONS[next - row - 1](
-                    x_rows ? whole_turns(2 * part.count) : part.count, x + row * row_stride, row_stride, scratch->widened, sums,
-                    ahead, (long)ahead_bytes, adds);
+                    whole_turns(x_words(part.count, 1)), x + row * x_stride, x_stride, scratch->widened, sums, ahead,
+                    (long)ahead_bytes, adds);
             else
                 TILE_FUNCTIONS[1][next - row - 1](
                     part.count, x + row * x_stride, x_stride, scratch->widened, sums, PANEL, ahead, (long)ahead_bytes, adds);
@@ -457,7 +456,7 @@ typedef struct {
     float *sums;     // [rows of the chunk, PANEL]
 } Ending;
 
-// Outputs of sums: what adapters add, bias, gate; rounded.
+// Outputs of sums, which are overwritten: what adapters add, bias, gate; rounded.
 static void end_rows(const RowsDone *done, long row, long end) {
     const Ending *ending = (const Ending *)done;
     const ProductJob *job = ending->job;
