@@ -245,7 +245,10 @@ class DecoderLayers:
             if self._latents is None
             else self._library.latents_bytes(self._latents.structure, shape, num_tokens)
         )
-        first_task = torch.empty(len(batch.seqlens_q_host) + 1, dtype=torch.int64)
+        num_seqs = len(batch.seqlens_q_host)
+        first_task = torch.empty(num_seqs + 1, dtype=torch.int64)
+        logit_cu_seqlens = torch.empty(num_seqs + 1, dtype=torch.int32)
+        logit_positions = None if logit_rows is None else positions.index_select(0, logit_rows)
         num_groups = 1 if places is None else 1 + max(group for group, _ in places)
         batches = [batch.of_group(group) for group in range(num_groups)]
         slots = [each.slot_mapping.to(torch.int64) for each in batches]
@@ -257,7 +260,7 @@ class DecoderLayers:
                     block_tables=each.block_tables.data_ptr(),
                     table_stride=each.block_tables.stride(0),
                     slot_mapping=slot_mapping.data_ptr(),
-                    num_seqs=len(each.seqlens_q_host),
+                    num_seqs=num_seqs,
                     num_tokens=num_tokens,
                     block_size=each.block_size,
                     block_stride=kv.stride(2),
@@ -282,6 +285,8 @@ class DecoderLayers:
             v_cache=kv[-1].data_ptr(),
             layer_stride=kv.stride(1),
             first_task=first_task.data_ptr(),
+            logit_positions=address_of(logit_positions),
+            logit_cu_seqlens=logit_cu_seqlens.data_ptr(),
             adapters=address_of(adapters),
             logit_adapters=address_of(wanted),
             shrunk=address_of(shrunk),

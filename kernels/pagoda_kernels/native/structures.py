@@ -212,6 +212,8 @@ class Step(ctypes.Structure):
         ("inner", c_void_p),
         ("beside", c_void_p),
         ("first_task", c_void_p),
+        ("logit_positions", c_void_p),
+        ("logit_cu_seqlens", c_void_p),
         ("adapters", c_void_p),
         ("logit_adapters", c_void_p),
         ("shrunk", c_void_p),

@@ -186,7 +186,7 @@ static void one_model(Threads *threads) {
     adapters((Linear *)layer.output, 1, &hidden, lora_parts + 6);
     adapters(up, 1 + has_gate, up_rows, lora_parts + 12);
     adapters((Linear *)layer.down, 1, &hidden, lora_parts + 18);
-    if (!latents && draw() % 3 == 0) layer.qkv = kept_linear(threads, heads * width, hidden, is_bf16, 0), layer.is_q_alone = 1;
+    const Linear *q_alone = !latents && draw() % 3 == 0 ? kept_linear(threads, heads * width, hidden, is_bf16, 0) : NULL;
     const long told = draw() % 2 ? 2 * between(1, 30) : 0;
     if (told) {
         Linear *gate = kept_linear(threads, told, hidden, is_bf16, 0);
@@ -201,8 +201,9 @@ static void one_model(Threads *threads) {
     const AttentionShape shape = {heads, kv_heads, width, 0.3f, is_bf16, 0};
     layer.shape = &shape, layer.scalar = draw() % 2 ? 1 : 0.7f;
     if (draw() % 2) layer.v_norm = norms[2];
-    Decoder decoder = {is_bf16, hidden, 1, 1e-5f, embedding,
-                       output->bits ? NULL : output, norms[0], &layer, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f,
+    Layer layers[2];  // of one cache
+    Decoder decoder = {is_bf16, hidden, 2, 1e-5f, embedding,
+                       output->bits ? NULL : output, norms[0], layers, draw() % 2 ? 1 : 2.5f, draw() % 2 ? 1 : 0.4f,
                        norm_kind, (int32_t)between(0, 1)};
     if (decoder.is_parallel && draw() % 2) layer.post_attention_norm = NULL;
     if (draw() % 2) decoder.position_table = keep(numbers(block_size * max_blocks * hidden, is_bf16));
@@ -215,6 +216,8 @@ static void one_model(Threads *threads) {
     void *k_cache = calloc(cache_bytes, 1), *v_cache = calloc(cache_bytes, 1);
     float scales[3] = {0.5f, 0.25f, 2.0f};
     layer.k_scale = layer.v_scale = scales;
+    layers[0] = layers[1] = layer;
+    if (q_alone) layers[1].qkv = q_alone, layers[1].is_q_alone = 1;
 
     int32_t *starts = malloc(sizeof *starts * (size_t)(num_seqs + 1)), *contexts = malloc(sizeof *contexts * (size_t)num_seqs);
     int32_t *tables = malloc(sizeof *tables * (size_t)num_blocks);
@@ -224,9 +227,10 @@ static void one_model(Threads *threads) {
         contexts[s] = (int32_t)between(1, block_size * max_blocks);
         starts[s + 1] = starts[s] + (int32_t)(draw() % 2 ? 1 : between(1, contexts[s]));
     }
-    const long num_tokens = starts[num_seqs], num_wanted = between(0, num_tokens);
+    const long num_tokens = starts[num_seqs];
+    long num_wanted = between(0, num_tokens);
     int64_t *ids = malloc(sizeof *ids * (size_t)num_tokens), *slots = malloc(sizeof *slots * (size_t)num_tokens);
-    int64_t *wanted = malloc(sizeof *wanted * (size_t)(num_wanted + 1));
+    int64_t *wanted = malloc(sizeof *wanted * (size_t)(num_tokens + 1));
     int32_t *positions = malloc(sizeof *positions * (size_t)num_tokens);
     for (long s = 0; s < num_seqs; s++)
         for (long t = starts[s]; t < starts[s + 1]; t++) {
@@ -235,9 +239,17 @@ static void one_model(Threads *threads) {
             positions[t] = (int32_t)position;
             slots[t] = tables[s * max_blocks + position / block_size] * block_size + position % block_size;
         }
-    int32_t *slots_of = malloc(sizeof *slots_of * (size_t)num_tokens), *wanted_slots = malloc(sizeof *wanted_slots * (size_t)(num_wanted + 1));
+    int32_t *slots_of = malloc(sizeof *slots_of * (size_t)num_tokens), *wanted_slots = malloc(sizeof *wanted_slots * (size_t)(num_tokens + 1));
     for (long i = 0; i < num_tokens; i++) slots_of[i] = (int32_t)between(-1, NUM_ADAPTERS - 1);
-    for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1), wanted_slots[i] = slots_of[wanted[i]];
+    for (long i = 0; i < num_wanted; i++) wanted[i] = between(0, num_tokens - 1);
+    if (draw() % 2) {  // the last ones of each sequence
+        num_wanted = 0;
+        for (long s = 0; s < num_seqs; s++)
+            for (long t = between(starts[s], starts[s + 1]); t < starts[s + 1]; t++) wanted[num_wanted++] = t;
+    }
+    int32_t *wanted_positions = malloc(sizeof *wanted_positions * (size_t)(num_tokens + 1));
+    for (long i = 0; i < num_wanted; i++) wanted_slots[i] = slots_of[wanted[i]], wanted_positions[i] = positions[wanted[i]];
+    int32_t *wanted_starts = malloc(sizeof *wanted_starts * (size_t)(num_seqs + 1));
     float *shrunk = malloc(sizeof *shrunk * (size_t)(num_tokens * 3 * MAX_RANK));
     const int has_adapters = (int)between(0, 1);
     void *room[7];
@@ -251,20 +263,21 @@ static void one_model(Threads *threads) {
     if (latents)
         latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
-                 ids, positions, wanted, draw() % 2 ? num_wanted : -1, k_cache, v_cache, num_blocks * block,
+                 ids, positions, wanted, draw() % 4 ? num_wanted : -1, k_cache, v_cache, 0,
                  room[0], room[1], room[2], room[3], room[4], room[5], room[6], first_task,
-                 has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
-    const int64_t offsets[2] = {0, 0};
+                 wanted_positions, wanted_starts, has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
+    const int64_t offsets[4] = {0};
     if (draw() % 2) step.offsets = offsets;
-    if (told) step.layer_inputs = keep(numbers(num_tokens * told, is_bf16));
+    if (told) step.layer_inputs = keep(numbers(num_tokens * 2 * told, is_bf16));
     step.experts_x = keep(numbers(num_tokens * hidden, is_bf16)), step.router_x = keep(numbers(num_tokens * hidden, is_bf16));
     pagoda_layers(threads, &decoder, &step, 0, 1);
+    pagoda_layers(threads, &decoder, &step, 1, 2);
     while (num_kept) free(kept[--num_kept]);
 
     for (int i = 0; i < 7; i++) free(room[i]);
     for (int i = 0; i < 15; i++) free(parts[i]);
     for (int i = 0; i < 24; i++) free(lora_parts[i]);
-    free(slots_of), free(wanted_slots), free(shrunk);
+    free(slots_of), free(wanted_slots), free(wanted_positions), free(wanted_starts), free(shrunk);
     for (int i = 0; i < 4; i++) free(norms[i]);
     free(starts), free(contexts), free(tables), free(ids), free(slots), free(wanted), free(positions);
     free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);

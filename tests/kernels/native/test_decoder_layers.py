@@ -288,6 +288,25 @@ def test_only_the_rows_that_are_wanted(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(again.nan_to_num(7.0), kv.nan_to_num(7.0))  # KV of all layers is there
 
 
+@pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.parametrize("name", SHAPES)
+@DTYPES
+def test_rows_that_nobody_wants_are_not_computed_once_all_kv_is_there(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = model_of(name, dtype)
+    sequences, kv = Sequences(model, [40, 30, 9, 24]), model.new_cache()
+    parts = [(0, 0, 7), (1, 0, 30), (2, 0, 9), (3, 0, 3)]
+    sequences.step(parts, kv)
+    parts = [(0, 7, 40), (3, 3, 24)]
+    everything, again = sequences.step(parts, kv.clone()), kv.clone()
+    rows = torch.tensor([32, 50, 51, 52, 53])
+    expected = everything[rows]
+    assert torch.equal(sequences.step(parts, again, rows=rows), expected)
+    assert torch.equal(sequences.step(parts, kv, rows=rows[1:]), expected[1:])
+    assert torch.equal(again.view(torch.uint8), kv.view(torch.uint8))
+
+
 @pytest.mark.usefixtures("native")
 def test_tokens_without_a_slot_write_nothing() -> None:
     model = model_of("small", torch.float32)

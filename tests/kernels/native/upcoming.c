@@ -15,6 +15,8 @@ static char *const K = (char *)(1L << 40), *const V = (char *)(1L << 41);
 #define LAYER_STRIDE (1L << 30)
 #define TABLE 4096
 
+static const Rows ALL_ROWS;
+
 static int32_t tables[3 * TABLE];
 
 // Three sequences, of 1, 20 and 2 new tokens; blocks of 16 tokens.
@@ -48,12 +50,12 @@ static void decodes_are_announced(Threads *threads) {
     const int32_t lens[] = {40, 20, 33};
     Step step = step_of(&shape, lens);
     Layer layer = {.shape = &shape};
-    announce(threads, &step, &layer, 1, 1);
+    announce(threads, &step, &layer, 1, &ALL_ROWS, 1);
     for (long block = 0; block < 3; block++) expect_block(threads, &step, 0, block, 1024);
     for (long block = 0; block < 3; block++) expect_block(threads, &step, 2, block, 1024);  // not the one of 20 new tokens
     expect_end(threads);
     layer.window = 20;
-    announce(threads, &step, &layer, 1, 1);
+    announce(threads, &step, &layer, 1, &ALL_ROWS, 1);
     for (long block = 1; block < 3; block++) expect_block(threads, &step, 0, block, 1024);
     for (long block = 0; block < 3; block++) expect_block(threads, &step, 2, block, 1024);
     expect_end(threads);
@@ -64,11 +66,11 @@ static void large_blocks_come_in_parts_and_within_the_budget(Threads *threads) {
     const int32_t lens[] = {60000, 20, 33};
     const Step step = step_of(&shape, lens);
     const Layer layer = {.shape = &shape};
-    announce(threads, &step, &layer, 1, 1);
+    announce(threads, &step, &layer, 1, &ALL_ROWS, 1);
     const long block_bytes = 10240, most = UPCOMING_BYTES / 2 / block_bytes;  // two parts
     for (long block = 0; block < most; block++) expect_block(threads, &step, 0, block, block_bytes);
     expect_end(threads);
-    announce(threads, &step, &layer, 1, 1);
+    announce(threads, &step, &layer, 1, &ALL_ROWS, 1);
     forget_upcoming(&threads->upcoming);
     expect_end(threads);
 }
@@ -87,7 +89,7 @@ static void a_product_fetches_as_much_as_it_has_room_for(Threads *threads, long 
     const int32_t lens[] = {60000, 20, 33};
     const Step step = step_of(&shape, lens);
     const Layer layer = {.shape = &shape};
-    announce(threads, &step, &layer, 1, 1);
+    announce(threads, &step, &layer, 1, &ALL_ROWS, 1);
     const long room = upcoming_parts(&linear, num_rows);
     check(num_rows > 2 * MAX_ROWS ? room > 0 : room == 0, "room for few rows, or none for many");
     fetch_if_due(&threads->upcoming, threads->upcoming.num_parts);

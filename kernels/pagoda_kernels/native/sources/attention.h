@@ -78,9 +78,6 @@ static long count_tasks(const AttentionShape *shape, const Batch *batch, long nu
     }
 }
 
-// The first 16 bits of two vectors side by side, the second ones, and so on: pairs of the first half of both.
-#define FIRST_PAIRS ((vshort){HALF_LANE_LIST} / 2 + ((vshort){HALF_LANE_LIST} & 1) * 2 * LANES)
-
 static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Set where parts of so many items lie, one after another in whole lines of the cache; returns their bytes.

@@ -11,6 +11,10 @@
 
 #define GROUP_KEYS 16  // by every instruction set: workers exchange blocks
 #define TILE_GROUPS (PANEL / GROUP_KEYS)
+#define QUAD 4         // tokens that can be written at a time
+
+// The first 16 bits of two vectors side by side, the second ones, and so on: pairs of the first half of both.
+#define FIRST_PAIRS ((vshort){HALF_LANE_LIST} / 2 + ((vshort){HALF_LANE_LIST} & 1) * 2 * LANES)
 
 // Elements before a group's part of one head.
 static inline long group_offset(long slot, long num_heads, long head, long width) {
@@ -32,6 +36,47 @@ static inline __attribute__((always_inline)) void write_packed(
             for (long d = 0; d < width; d++) v_group[2 * d] = v_row[d];
         } else {
             memcpy((float *)v_block + to + key * width, (const float *)v + head * width, (size_t)width * 4);
+        }
+    }
+}
+
+typedef uint32_t vquad __attribute__((vector_size(4 * QUAD)));
+
+// [4 rows, 4 words] -> [4 words, 4 rows].
+static inline __attribute__((always_inline)) void transpose_quad(vquad r[QUAD]) {
+    const vquad first = {0, 4, 1, 5}, last = {2, 6, 3, 7}, low = {0, 1, 4, 5}, high = {2, 3, 6, 7};
+    const vquad a = __builtin_shuffle(r[0], r[1], first), b = __builtin_shuffle(r[2], r[3], first);
+    const vquad c = __builtin_shuffle(r[0], r[1], last), d = __builtin_shuffle(r[2], r[3], last);
+    r[0] = __builtin_shuffle(a, b, low), r[1] = __builtin_shuffle(a, b, high);
+    r[2] = __builtin_shuffle(c, d, low), r[3] = __builtin_shuffle(c, d, high);
+}
+
+// The same of four tokens, `stride` elements apart, whose slots follow `slot`, a multiple of four; of heads whose width
+// is a multiple of 32. A token alone is written word by word, and V of bf16 half by half.
+static inline __attribute__((always_inline)) void write_packed_quad(
+    const void *k, const void *v, long stride, long num_heads, long width, long slot, void *k_block, void *v_block,
+    const int is_bf16) {
+    const long steps = num_steps(width, is_bf16), key = slot % GROUP_KEYS;
+    for (long head = 0; head < num_heads; head++) {
+        const long to = group_offset(slot, num_heads, head, width);
+        uint32_t *k_group = (uint32_t *)at(k_block, to, is_bf16) + key;
+        for (long step = 0; step < steps; step += QUAD) {
+            vquad words[QUAD];
+            for (int i = 0; i < QUAD; i++)
+                memcpy(&words[i], (const uint32_t *)at(k, i * stride + head * width, is_bf16) + step, sizeof *words);
+            transpose_quad(words);
+            for (int i = 0; i < QUAD; i++) memcpy(k_group + (step + i) * GROUP_KEYS, &words[i], sizeof *words);
+        }
+        for (int i = 0; i < QUAD && !is_bf16; i++)
+            memcpy((float *)v_block + to + (key + i) * width, (const float *)v + i * stride + head * width, (size_t)width * 4);
+        for (int i = 0; i < QUAD && is_bf16; i += 2) {
+            const uint16_t *even = (const uint16_t *)v + i * stride + head * width;
+            uint16_t *pairs = (uint16_t *)v_block + to + (key + i) * width;
+            for (long d = 0; d < width; d += 2 * LANES) {
+                const vshort a = (vshort)vload_bits(even + d), b = (vshort)vload_bits(even + stride + d);
+                vstore_bits(pairs + 2 * d, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS));
+                vstore_bits(pairs + 2 * d + 2 * LANES, (vuint)__builtin_shuffle(a, b, FIRST_PAIRS + LANES));
+            }
         }
     }
 }

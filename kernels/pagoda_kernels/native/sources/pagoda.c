@@ -68,7 +68,7 @@ typedef struct {
     Batch batch;
     const int64_t *token_ids;   // [T]
     const int32_t *positions;   // [T]
-    const int64_t *logit_rows;  // [R] rows that the last layer goes on with
+    const int64_t *logit_rows;  // [R] rows that are wanted in the end
     int64_t num_logit_rows;     // R; negative: all
     void *k_cache;        // of layer 0: [num_blocks, block_size, HK, D]
     void *v_cache;
@@ -82,9 +82,11 @@ typedef struct {
     void *inner;      // [, intermediate]
     void *beside;     // [, hidden], if blocks are parallel: what attention adds
     int64_t *first_task;  // [S + 1]
+    const int32_t *logit_positions;  // [R]
+    int32_t *logit_cu_seqlens;       // [S + 1]
     // Slots of the projections' adapters, negative for none; NULL: no row has any.
     const int32_t *adapters;        // [T]
-    const int32_t *logit_adapters;  // [R]: of the rows that the last layer goes on with
+    const int32_t *logit_adapters;  // [R]: of the rows that are wanted
     float *shrunk;                  // [, the largest shrunk_width]
     void *experts_room;             // of the largest pagoda_experts_bytes
     void *latents_room;             // of pagoda_latents_bytes
@@ -97,9 +99,32 @@ typedef struct {
     const _Atomic int32_t *cut;     // not 0: no further layer is wanted; NULL: all are
 } Step;
 
+// Rows that a layer goes on with: all of a step, or those that are wanted.
+typedef struct {
+    long count;
+    const int32_t *positions, *adapters;
+    const int64_t *tokens;  // of the step; NULL: 0, 1, ...
+    void *residual;
+} Rows;
+
+static inline Rows all_rows(const Step *step) {
+    return (Rows){step->batch.num_tokens, step->positions, step->adapters, NULL, step->residual};
+}
+static inline Rows wanted_rows(const Step *step) {
+    return (Rows){step->num_logit_rows, step->logit_positions, step->adapters ? step->logit_adapters : NULL,
+                  step->logit_rows, step->kept};
+}
+
 // What a layer's KV is read and written by, and its place among the layers of the cache.
 static inline const Batch *batch_of(const Step *step, long layer) {
     return step->places ? &step->group_batches[step->places[2 * layer]] : &step->batch;
+}
+
+// The same, to read by such rows alone.
+static inline Batch batch_for(const Step *step, long layer, const Rows *rows) {
+    Batch batch = *batch_of(step, layer);
+    if (rows->tokens) batch.cu_seqlens_q = step->logit_cu_seqlens, batch.num_tokens = rows->count;
+    return batch;
 }
 
 static inline long place_of(const Step *step, long layer) { return step->places ? step->places[2 * layer + 1] : layer; }
@@ -116,9 +141,9 @@ static Caches caches_of(const Step *step, long layer, int is_bf16) {
 }
 
 // From now on KV that a layer's attention will read for sequences of few tokens is upcoming.
-static void announce(Threads *threads, const Step *step, const Layer *layer, long index, int is_bf16) {
+static void announce(Threads *threads, const Step *step, const Layer *layer, long index, const Rows *rows, int is_bf16) {
     Upcoming *upcoming = &threads->upcoming;
-    const Batch *batch = batch_of(step, index);
+    const Batch of_rows = batch_for(step, index, rows), *batch = &of_rows;
     const AttentionShape *shape = layer->shape;
     const long item = cache_item(batch->cache_kind, is_bf16);
     const Caches caches = caches_of(step, index, is_bf16);
@@ -179,24 +204,68 @@ static void told(Threads *threads, const Layer *layer, const Step *step, long in
     job->weight = next_weight;
 }
 
-static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted, size_t row_bytes, void *out) {
-    for (long i = 0; i < num_wanted; i++)
-        memcpy((char *)out + (size_t)i * row_bytes, (const char *)rows + (size_t)wanted[i] * row_bytes, row_bytes);
+// Whether the wanted rows are the last ones of sequences, in order; where those of each begin is noted.
+static int are_last_of_sequences(const Step *step) {
+    const int32_t *ends = step->batch.cu_seqlens_q + 1;
+    long row = 0;
+    for (long s = 0; s < step->batch.num_seqs; s++) {
+        const long begin = step->logit_cu_seqlens[s] = (int32_t)row;
+        while (row < step->num_logit_rows && step->logit_rows[row] < ends[s]) row++;
+        for (long i = begin; i < row; i++)
+            if (step->logit_rows[i] != ends[s] - (row - i)) return 0;
+    }
+    step->logit_cu_seqlens[step->batch.num_seqs] = (int32_t)row;
+    return row == step->num_logit_rows;
 }
 
-// Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done.
+// The last layer that other rows than the wanted ones are for.
+static long last_with_kv(const Decoder *decoder) {
+    long layer = decoder->num_layers - 1;
+    while (layer > 0 && decoder->layers[layer].is_q_alone) layer--;
+    return layer;
+}
+
+static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted, size_t row_bytes, void *out) {
+    for (long i = 0; i < num_wanted; i++)
+        memmove((char *)out + (size_t)i * row_bytes, (const char *)rows + (size_t)wanted[i] * row_bytes, row_bytes);
+}
+
+// Q, K and V of what attention reads: Q to step->qkv, K and V to the cache; or one of both alone.
+static void project(Threads *threads, const Decoder *decoder, const Layer *layer, const Step *step, const Batch *batch,
+                    const Caches *caches, const Rows *rows, int leaves_q, int leaves_kv) {
+    const AttentionShape *shape = layer->shape;
+    const long q_width = shape->num_heads * shape->head_dim;
+    const long first_panel = leaves_q ? q_width / PANEL : 0;
+    const long end_panel = leaves_kv ? (q_width + PANEL - 1) / PANEL : num_panels(layer->qkv);
+    product_of_panels(threads, layer->qkv, first_panel, end_panel, step->hidden, rows->count, step->qkv, rows->adapters, step->shrunk);
+    const RotaryJob job = {
+        .shape = shape, .batch = batch, .qkv = step->qkv, .positions = rows->positions,
+        .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
+        .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = caches->k,
+        .v_cache = caches->v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
+        .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
+        .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone,
+        .leaves_q = leaves_q, .leaves_kv = leaves_kv};
+    rotary(threads, &job);
+}
+
+// Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done. Rows that are not
+// wanted are dropped where the last KV is written, or in the last layer if others than the last of a sequence are wanted.
 // Returns whether it was cut short.
 int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
     const AttentionShape *shape = NULL;
     const int is_bf16 = decoder->is_bf16;
     const long hidden_size = decoder->hidden_size;
     const size_t item = is_bf16 ? 2 : 4;
-    long num_rows = step->batch.num_tokens;
-    const int32_t *adapters = step->adapters;
+    const long num_wanted = step->num_logit_rows;
+    const int has_latents = decoder->layers[0].latents != NULL;
+    const int drops_early = !num_wanted || (num_wanted > 0 && !has_latents && are_last_of_sequences(step));
+    const long last_kv = drops_early ? last_with_kv(decoder) : decoder->num_layers - 1;
+    Rows rows = first > last_kv ? wanted_rows(step) : all_rows(step);
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
     long task_tokens = 0;
-    NormJob norm_job = {.residual = step->residual, .out = step->hidden, .num_rows = num_rows,
+    NormJob norm_job = {.residual = rows.residual, .out = step->hidden, .num_rows = rows.count,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
                         .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1};
@@ -213,62 +282,59 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         norm(threads, &look_up);
     }
     int is_cut = 0;
-    for (long i = first; i < end; i++) {
+    for (long i = first; i < end && (num_wanted || i <= last_kv); i++) {
         if (step->cut && (is_cut = atomic_load_explicit(step->cut, memory_order_relaxed) != 0)) break;
         const Layer *layer = &decoder->layers[i];
-        const Batch *batch = batch_of(step, i);
         const Caches caches = caches_of(step, i, is_bf16);
-        if (layer->shape != shape)
-            task_tokens = count_tasks(layer->shape, &step->batch, threads->num_threads, step->first_task);
-        shape = layer->shape;
-        const long q_width = shape->num_heads * shape->head_dim, kv_width = shape->num_kv_heads * shape->head_dim;
         const int is_last = i == decoder->num_layers - 1;
+        if (!has_latents && i == last_kv && drops_early) {
+            project(threads, decoder, layer, step, batch_of(step, i), &caches, &rows, 1, 0);
+            if (!num_wanted) break;  // its KV was all that was wanted
+            rows = wanted_rows(step);
+            gather_rows(step->hidden, rows.tokens, rows.count, (size_t)hidden_size * item, step->hidden);
+            gather_rows(step->residual, rows.tokens, rows.count, (size_t)hidden_size * item, rows.residual);
+            shape = NULL;
+        }
+        const int is_dropped = rows.tokens != NULL;
+        const Batch batch = batch_for(step, i, &rows);
+        if (layer->shape != shape)
+            task_tokens = count_tasks(layer->shape, &batch, threads->num_threads, step->first_task);
+        shape = layer->shape;
         const void *attended = step->attended;
         AttentionJob attention_job = {
-            .shape = shape, .batch = batch, .q = step->qkv,
-            .q_stride = layer->is_q_alone ? q_width : q_width + 2 * kv_width,
+            .shape = shape, .batch = &batch, .q = step->qkv, .q_stride = layer->qkv ? layer->qkv->num_outputs : 0,
             .k_cache = caches.k, .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
             .slopes = decoder->alibi_slopes, .first_task = step->first_task,
             .task_tokens = task_tokens, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
-            lay_out_latents(layer->latents, shape, num_rows, step->latents_room, &room);
+            lay_out_latents(layer->latents, shape, rows.count, step->latents_room, &room);
             attention_job.q = room.absorbed;
             attention_job.out = room.attended;
             LatentsJob job = {.latents = layer->latents, .room = &room, .attention = attention_job,
                               .positions = step->positions, .cos_sin = layer->cos_sin, .out = step->attended};
-            write_to_cache(threads, &job, step->hidden, adapters, shrunk);
-            if (is_last && !step->num_logit_rows) break;  // its KV was all that was wanted
-            attention_to_latents(threads, &job, adapters, shrunk);
+            write_to_cache(threads, &job, step->hidden, rows.adapters, shrunk);
+            if (is_last && !num_wanted) break;
+            attention_to_latents(threads, &job, rows.adapters, shrunk);
         } else {
-            product(threads, layer->qkv, step->hidden, num_rows, step->qkv, adapters, shrunk);
-            RotaryJob rotary_job = {
-                .shape = shape, .batch = batch, .qkv = step->qkv, .positions = step->positions,
-                .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
-                .k_norm = layer->k_norm, .eps = decoder->eps, .k_cache = caches.k,
-                .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
-                .norm_place = layer->qk_norm_place, .kind = decoder->norm_kind == NORM_LAYER ? NORM_RMS : decoder->norm_kind,
-                .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone};
-            rotary(threads, &rotary_job);
-            if (is_last && !step->num_logit_rows) break;
+            project(threads, decoder, layer, step, &batch, &caches, &rows, 0, is_dropped || layer->is_q_alone);
             forget_upcoming(&threads->upcoming);
             attention(threads, &attention_job);
         }
         const Layer *next = i + 1 < end ? layer + 1 : NULL;
-        const long qkv_room = next && !next->latents ? upcoming_parts(next->qkv, num_rows) : 0;
-        const long down_room = upcoming_parts(layer->down, num_rows);
-        if (qkv_room) announce(threads, step, next, i + 1, is_bf16);
-        if (is_last && step->num_logit_rows > 0) {
-            num_rows = norm_job.num_rows = step->num_logit_rows;
-            gather_rows(step->attended, step->logit_rows, num_rows, (size_t)layer->output->width * item, step->qkv);
-            gather_rows(step->residual, step->logit_rows, num_rows, (size_t)hidden_size * item, step->kept);
-            norm_job.residual = step->kept;
+        const long qkv_room = next && !next->latents ? upcoming_parts(next->qkv, rows.count) : 0;
+        const long down_room = upcoming_parts(layer->down, rows.count);
+        if (qkv_room) announce(threads, step, next, i + 1, &rows, is_bf16);
+        if (is_last && num_wanted > 0 && !is_dropped) {
+            rows = wanted_rows(step);
+            gather_rows(step->attended, rows.tokens, rows.count, (size_t)layer->output->width * item, step->qkv);
+            gather_rows(step->residual, rows.tokens, rows.count, (size_t)hidden_size * item, rows.residual);
             attended = step->qkv;
-            adapters = adapters ? step->logit_adapters : NULL;
         }
+        norm_job.residual = rows.residual, norm_job.num_rows = rows.count;
         void *attention_out = decoder->is_parallel ? step->beside : step->hidden;
-        product(threads, layer->output, attended, num_rows, attention_out, adapters, shrunk);
+        product(threads, layer->output, attended, rows.count, attention_out, rows.adapters, shrunk);
         norm_job.weight = layer->post_attention_norm;
         if (!decoder->is_parallel) {
             norm_job.x = step->hidden;
@@ -281,12 +347,12 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             norm(threads, &norm_job);
         }
         if (layer->experts && !layer->dense_out_norm) {
-            experts_sum(threads, layer->experts, step->hidden, step->hidden, num_rows, step->hidden, step->experts_room);
+            experts_sum(threads, layer->experts, step->hidden, step->hidden, rows.count, step->hidden, step->experts_room);
         } else {
             fetch_if_due(&threads->upcoming, down_room + qkv_room);
-            product(threads, layer->gate_up, step->hidden, num_rows, step->inner, adapters, shrunk);
+            product(threads, layer->gate_up, step->hidden, rows.count, step->inner, rows.adapters, shrunk);
             fetch_if_due(&threads->upcoming, qkv_room);
-            product(threads, layer->down, step->inner, num_rows, step->hidden, adapters, shrunk);
+            product(threads, layer->down, step->inner, rows.count, step->hidden, rows.adapters, shrunk);
         }
         norm_job.x = step->hidden;
         norm_job.x_weight = layer->feed_forward_out_norm;
@@ -295,8 +361,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         NormJob last_job = norm_job;
         if (layer->dense_out_norm) experts_beside(threads, layer, step, &last_job);
         if (layer->input_gate)
-            told(threads, layer, step, i, decoder->num_layers,
-                 is_last && step->num_logit_rows > 0 ? step->logit_rows : NULL, &last_job, shrunk);
+            told(threads, layer, step, i, decoder->num_layers, rows.tokens, &last_job, shrunk);
         last_job.scalar = layer->scalar;
         norm(threads, &last_job);
         fetch_if_due(&threads->upcoming, 0);

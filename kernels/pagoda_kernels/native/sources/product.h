@@ -328,6 +328,7 @@ typedef struct {
     const void *x;  // [rows, K], see place_row
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
+    long first_panel;
     long num_rows;
     long num_chunks;
     const int32_t *adapters;  // [rows]: a slot of `linear->lora`; negative: none. NULL: none at all
@@ -510,7 +511,8 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
 
 static void product_task(const void *argument, long task, int thread) {
     const ProductJob *job = argument;
-    const long panel = task / job->num_chunks, next = panel + job->threads->num_threads;  // others take those between
+    const long panel = job->first_panel + task / job->num_chunks;
+    const long next = panel + job->threads->num_threads;  // others take those between
     panel_rows(job, panel, task % job->num_chunks, panel_at(job->linear, next), thread);
 }
 
@@ -554,10 +556,11 @@ static void place_rows(Threads *threads, const Linear *linear, const void *x, lo
     in_parallel(threads, place_task, &job, (num_rows + each - 1) / each);
 }
 
-// adapters: of each row, see ProductJob; shrunk: room for `shrunk_width` of each row, if there are some.
-static void product(
-    Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
-    float *shrunk) {
+// Outputs of panels [first_panel, end_panel), others stay as they are. adapters: of each row, see ProductJob; shrunk: room
+// for `shrunk_width` of each row, if there are some.
+static void product_of_panels(
+    Threads *threads, const Linear *linear, long first_panel, long end_panel, const void *x, long num_rows, void *y,
+    const int32_t *adapters, float *shrunk) {
     const int is_bf16 = linear->is_bf16;
     if (!linear->lora) adapters = NULL;
     if (adapters) {
@@ -567,7 +570,7 @@ static void product(
     const long most = widens_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
-                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
+                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs, .first_panel = first_panel,
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
@@ -575,8 +578,14 @@ static void product(
             place_rows(threads, linear, job.x, job.num_rows, threads->wide_x);
             job.x = threads->wide_x;
         }
-        in_parallel(threads, product_task, &job, num_panels(linear) * job.num_chunks);
+        in_parallel(threads, product_task, &job, (end_panel - first_panel) * job.num_chunks);
     }
+}
+
+static void product(
+    Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
+    float *shrunk) {
+    product_of_panels(threads, linear, 0, num_panels(linear), x, num_rows, y, adapters, shrunk);
 }
 
 void pagoda_product(

@@ -171,14 +171,15 @@ enum { QK_NORM_HEAD, QK_NORM_JOINED, QK_NORM_EACH_HEAD };
 typedef struct {
     const AttentionShape *shape;
     const Batch *batch;
-    void *qkv;               // [T, (H + 2 HK) D]; q is rotated in place
+    void *qkv;               // [T, (H + 2 HK) D], rotated in place; [T, H D] if is_q_alone
     const void *positions;   // [T] int32
     const float *cos_sin;    // [positions, R]: cosines, then sines; NULL where R is 0
     int64_t rotary_dim;      // R
     const void *q_norm;      // [D], joined [H D], of each head [H, 2, D]; or NULL
     const void *k_norm;
     const void *v_norm;      // [D], of each head of V; or NULL
-    int32_t is_q_alone;      // qkv is [T, H D]: there is no K or V to write
+    int32_t is_q_alone;
+    int32_t leaves_q, leaves_kv;  // as they are; K and V are not written then
     int32_t norm_place;      // of both norms: QK_NORM_...
     int kind;                // of both norms, if they have one weight for all heads
     float clip;              // bound of Q, K and V, before norms with one weight for all heads; 0: none
@@ -189,16 +190,18 @@ typedef struct {
     const float *v_scale;
 } RotaryJob;
 
-// K and V of one token, [HK, D] each, to their slot.
+// K and V of one token, [HK, D] each, to their slot; of four tokens to as many slots of packed blocks.
 static inline __attribute__((always_inline)) void write_slot(
-    const RotaryJob *job, long slot, const void *k, const void *v, const int is_bf16) {
+    const RotaryJob *job, long slot, const void *k, const void *v, long stride, const int is_quad, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
     const long width = shape->head_dim, item = cache_item(batch->cache_kind, is_bf16);
     const long block = slot / batch->block_size * batch->block_stride;
     if (batch->is_packed) {
-        write_packed(k, v, shape->num_kv_heads, width, slot % batch->block_size, (void *)at(job->k_cache, block, is_bf16),
-                     (void *)at(job->v_cache, block, is_bf16), is_bf16);
+        void *k_block = (void *)at(job->k_cache, block, is_bf16), *v_block = (void *)at(job->v_cache, block, is_bf16);
+        slot %= batch->block_size;
+        if (is_quad) write_packed_quad(k, v, stride, shape->num_kv_heads, width, slot, k_block, v_block, is_bf16);
+        else write_packed(k, v, shape->num_kv_heads, width, slot, k_block, v_block, is_bf16);
         return;
     }
     const long to = (block + slot % batch->block_size * shape->num_kv_heads * width) * item;
@@ -241,40 +244,66 @@ static inline __attribute__((always_inline)) void clip_row(void *x, long width, 
     }
 }
 
+// Tokens from `token` on, before `end`, that are written together.
+static inline long tokens_to_write(const Batch *batch, long token, long end) {
+    const int64_t *slot = batch->slot_mapping + token;
+    if (!batch->is_packed || *slot < 0 || *slot % QUAD || end - token < QUAD) return 1;
+    for (int i = 1; i < QUAD; i++)
+        if (slot[i] != *slot + i) return 1;
+    return QUAD;
+}
+
+// The first token of a task, and none that is written together with one before it.
+static inline long first_token_of(const RotaryJob *job, long task) {
+    const Batch *batch = job->batch;
+    const int64_t *slots = batch->slot_mapping;
+    long token = end_of(task - 1, batch->num_tokens);
+    if (!batch->is_packed || job->leaves_kv || !token) return token;
+    while (token < batch->num_tokens && slots[token] >= 0 && slots[token] % QUAD && slots[token] == slots[token - 1] + 1) token++;
+    return token;
+}
+
 static inline __attribute__((always_inline)) void rotate_tokens(const RotaryJob *job, long task, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
-    const long num_kv_heads = job->is_q_alone ? 0 : shape->num_kv_heads;
-    const long width = shape->head_dim, num_rotated = shape->num_heads + num_kv_heads;
-    const long row_heads = num_rotated + num_kv_heads;
-    for (long token = task * TASK_TOKENS; token < end_of(task, batch->num_tokens); token++) {
+    const long width = shape->head_dim, num_heads = shape->num_heads, num_kv_heads = shape->num_kv_heads;
+    const long row_heads = job->is_q_alone ? num_heads : num_heads + 2 * num_kv_heads;
+    // Heads from `first_head` on are normed and rotated, V is behind them.
+    const long first_head = job->leaves_q ? num_heads : 0, num_rotated = job->leaves_kv ? num_heads : num_heads + num_kv_heads;
+    const long end_head = job->leaves_kv ? num_heads : row_heads;
+    const long first_token = first_token_of(job, task), end_token = first_token_of(job, task + 1);
+    for (long token = first_token; token < end_token; token++) {
         void *row = (void *)at(job->qkv, token * row_heads * width, is_bf16);
         const float *cos_sin = NULL;
         if (job->cos_sin) cos_sin = job->cos_sin + ((const int32_t *)job->positions)[token] * job->rotary_dim;
-        const long q_width = shape->num_heads * width, k_width = num_kv_heads * width;
+        const long q_width = num_heads * width, k_width = num_kv_heads * width;
         if (job->norm_place == QK_NORM_JOINED) {
-            norm_row(row, 0, job->q_norm, job->kind, q_width, job->eps, row, 0, is_bf16);
-            if (k_width) norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
+            if (!job->leaves_q) norm_row(row, 0, job->q_norm, job->kind, q_width, job->eps, row, 0, is_bf16);
+            if (!job->leaves_kv) norm_row(row, q_width, job->k_norm, job->kind, k_width, job->eps, row, q_width, is_bf16);
         }
-        for (long head = 0; job->norm_place == QK_NORM_EACH_HEAD && head < num_rotated; head++) {
-            const void *weight = head < shape->num_heads ? at(job->q_norm, 2 * head * width, is_bf16)
-                                                         : at(job->k_norm, 2 * (head - shape->num_heads) * width, is_bf16);
+        for (long head = first_head; job->norm_place == QK_NORM_EACH_HEAD && head < num_rotated; head++) {
+            const void *weight = head < num_heads ? at(job->q_norm, 2 * head * width, is_bf16)
+                                                  : at(job->k_norm, 2 * (head - num_heads) * width, is_bf16);
             norm_row(row, head * width, weight, NORM_LAYER, width, job->eps, row, head * width, is_bf16);
         }
-        if (job->clip > 0) clip_row(row, row_heads * width, job->clip, is_bf16);
-        for (long head = 0; head < num_rotated; head++) {
+        if (job->clip > 0)
+            clip_row((void *)at(row, first_head * width, is_bf16), (end_head - first_head) * width, job->clip, is_bf16);
+        for (long head = first_head; head < num_rotated; head++) {
             void *x = (void *)at(row, head * width, is_bf16);
-            const void *weight = head < shape->num_heads ? job->q_norm : job->k_norm;
+            const void *weight = head < num_heads ? job->q_norm : job->k_norm;
             if (weight && job->norm_place == QK_NORM_HEAD)
                 norm_row(x, 0, weight, job->kind, width, job->eps, x, 0, is_bf16);
             if (cos_sin) rotate(x, cos_sin, job->rotary_dim, is_bf16);
         }
-        for (long head = num_rotated; job->v_norm && head < row_heads; head++)
+        for (long head = num_rotated; job->v_norm && head < end_head; head++)
             norm_row(row, head * width, job->v_norm, NORM_RMS, width, job->eps, row, head * width, is_bf16);
-        const long slot = job->is_q_alone ? -1 : batch->slot_mapping[token];
-        if (slot >= 0)
-            write_slot(job, slot, at(row, shape->num_heads * width, is_bf16), at(row, num_rotated * width, is_bf16),
-                       is_bf16);
+    }
+    for (long token = first_token, count; !job->leaves_kv && token < end_token; token += count) {
+        const long slot = batch->slot_mapping[token], row = token * row_heads * width;
+        const void *k = at(job->qkv, row + num_heads * width, is_bf16), *v = at(job->qkv, row + num_rotated * width, is_bf16);
+        count = tokens_to_write(batch, token, end_token);
+        if (count == QUAD) write_slot(job, slot, k, v, row_heads * width, 1, is_bf16);
+        else if (slot >= 0) write_slot(job, slot, k, v, row_heads * width, 0, is_bf16);
     }
 }
 
