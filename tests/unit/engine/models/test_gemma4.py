@@ -86,7 +86,7 @@ def test_fewer_and_wider_heads_of_layers_without_windows(tmp_path: Path) -> None
 
 def test_heads_of_each_layer_as_transformers_saves_them(tmp_path: Path) -> None:
     by_kind = read(tmp_path, **LARGE)
-    own = {str(i): {"head_dim": 512, "num_key_value_heads": 4} for i in range(5, 60, 6)}
+    own = {f"{i:02}": {"head_dim": 512, "num_key_value_heads": 4} for i in range(5, 60, 6)}
     fields = {**LARGE, "per_layer_config": own}
     del fields["num_global_key_value_heads"]
     assert read(tmp_path, **fields) == by_kind
@@ -109,6 +109,7 @@ def test_the_last_layer_sees_all_tokens_whatever_the_file_says(tmp_path: Path) -
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
         ({"per_layer_config": {"2": {"hidden_size": 3}}}, "per_layer_config 'hidden_size'"),
+        ({"per_layer_config": {"all": {"head_dim": 3}}}, "per_layer_config 'all' is no layer's number"),
         (
             {"per_layer_config": {"2": {"num_key_value_heads": 3}}},
             "heads of layer 2 cannot share 3",

@@ -230,11 +230,11 @@ def _heads(config: ConfigReader, types: list[str], num_heads: int) -> tuple[Laye
     if config.boolean("attention_k_eq_v", False) and config.has("num_global_key_value_heads"):
         full["num_key_value_heads"] = config.integer("num_global_key_value_heads")
     heads = []
+    own = _own_sizes(config.section("per_layer_config")) if config.has("per_layer_config") else None
     for i, kind in enumerate(types):
         sizes = {**usual, **(full if kind == FULL else {})}
-        if config.has("per_layer_config"):
-            own = config.section("per_layer_config")
-            sizes = {**usual, **_own_sizes(own.section(str(i)) if own.has(str(i)) else None)}
+        if own is not None:
+            sizes = {**usual, **own.get(i, {})}
         if num_heads % sizes["num_key_value_heads"]:
             raise CheckpointError(
                 config.path,
@@ -245,10 +245,15 @@ def _heads(config: ConfigReader, types: list[str], num_heads: int) -> tuple[Laye
     return tuple(heads)
 
 
-def _own_sizes(config: ConfigReader | None) -> dict[str, int]:
-    if config is None:
-        return {}
-    for name in config.fields:
-        if name not in _OF_A_LAYER:
-            raise UnsupportedModelError(config.path, "per_layer_config", name, _OF_A_LAYER)
-    return {name: config.integer(name) for name in _OF_A_LAYER if config.has(name)}
+def _own_sizes(layers: ConfigReader) -> dict[int, dict[str, int]]:
+    """Return what each layer has of its own; their numbers are all as long: "05" of 60 layers."""
+    sizes = {}
+    for number in layers.fields:
+        if not number.isdecimal():
+            raise CheckpointError(layers.path, f"per_layer_config {number!r} is no layer's number")
+        own = layers.section(number)
+        for name in own.fields:
+            if name not in _OF_A_LAYER:
+                raise UnsupportedModelError(layers.path, "per_layer_config", name, _OF_A_LAYER)
+        sizes[int(number)] = {name: own.integer(name) for name in _OF_A_LAYER if own.has(name)}
+    return sizes
