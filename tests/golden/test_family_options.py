@@ -65,6 +65,8 @@ def test_options_of_configurations_as_published(
             "full_attention": {"rope_type": "proportional", "rope_theta": 50.0, "factor": 2.0},
             "sliding_attention": {"rope_type": "linear", "rope_theta": 90.0, "factor": 3.0}}}),
         ("gemma4_small", {"num_kv_shared_layers": 1, "use_double_wide_mlp": False}),
+        ("gemma4_small", {"num_hidden_layers": 12, "num_kv_shared_layers": 6, "layer_types": [
+            *["sliding_attention"] * 2, "full_attention"] * 4}),
         ("gemma4_small", {"num_kv_shared_layers": 5, "global_head_dim": 16}),
         ("gemma4_small", {"layer_types": None, "num_hidden_layers": 8, "num_kv_shared_layers": 2}),
         ("gemma4_moe", {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 300}),

@@ -74,6 +74,17 @@ class Decoder:
         return self._layers
 
     @property
+    def last_kv_layer(self) -> int:
+        """The last layer that writes KV: other rows than the wanted ones are for nothing else."""
+        places = self._kv_places
+        return max(i for i, place in enumerate(places) if place not in places[:i])
+
+    @property
+    def takes_last_rows(self) -> bool:
+        """Whether `hidden` does less if it is told of the last rows' attention."""
+        return self._native is None and self.last_kv_layer < len(self._layers) - 1
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
         return self._embedding.dtype
@@ -140,6 +151,7 @@ class Decoder:
         on_layer: Callable[[int], None] | None = None,
         adapters: torch.Tensor | None = None,
         cut: Cut | None = None,
+        last_rows: AttentionBatch | None = None,
     ) -> torch.Tensor:
         """Write the KV of the new tokens and return what `logits` takes.
 
@@ -157,6 +169,9 @@ class Decoder:
             adapters: ``[T]`` int32 slot of each row's adapter, -1 for none; None: no row has one.
                 What is computed of the other rows is the same to the bit.
             cut: looked at before each layer, where what is queued is computed at once.
+            last_rows: lengths and block tables of the `logit_rows` alone, if these are the last of
+                sequences, in order: layers behind the last KV are computed of no others then. None:
+                the last layer's attention is computed of all rows.
 
         Returns:
             ``[R, hidden]`` in the model's dtype.
@@ -187,7 +202,9 @@ class Decoder:
         residual = self._embedded(token_ids, positions)
         first_norm = self._layers[0].attention_in_norm
         hidden = residual if first_norm is None else first_norm(residual)
-        last = len(self._layers) - 1
+        last = dropping = len(self._layers) - 1
+        if logit_rows is not None and (last_rows is not None or not logit_rows.numel()):
+            dropping = self.last_kv_layer
         for i, layer in enumerate(self._layers):
             if cut is not None and cut.is_asked:
                 raise CutShortError
@@ -198,10 +215,15 @@ class Decoder:
             q = layer.attention.write(hidden, positions, cache, slots, adapters)
             if on_layer is not None:
                 on_layer(i)
-            if i == last and logit_rows is not None and not logit_rows.numel():
+            if i == dropping and logit_rows is not None and not logit_rows.numel():
+                if on_layer is not None:
+                    for later in range(i + 1, last + 1):
+                        on_layer(later)
                 return residual[:0]
             attended = layer.attention.attend(q, cache, blocks)
-            if i == last and logit_rows is not None:  # nobody reads the other rows any more
+            if i == dropping and logit_rows is not None:  # nobody reads the other rows any more
+                positions = positions.index_select(0, logit_rows)
+                batch = batch if last_rows is None else last_rows
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
                 if adapters is not None:

@@ -108,8 +108,11 @@ def _measure_steps(
         config,
         num_tokens=num_seqs * (num_prompt_tokens + NUM_OUTPUT_TOKENS),
     )
+    most = MOST_MEMORY
+    if model.decoder.takes_last_rows:  # all layers have all rows only of a prompt that is scored
+        most = replace(MOST_MEMORY, num_prompt_logprobs=0)
     for seed in range(num_seqs):
-        scratch.add(num_prompt_tokens, replace(MOST_MEMORY, seed=seed))
+        scratch.add(num_prompt_tokens, replace(most, seed=seed))
     largest = _growth(memory, scratch.step)  # all prompts
     decode = _growth(memory, scratch.step)  # one token of each
     scratch.finish()

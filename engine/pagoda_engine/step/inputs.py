@@ -4,8 +4,10 @@ A snapshot: sequences go on changing while the device computes. Knows sequences 
 Knows nothing of tensors.
 """
 
+import bisect
+import itertools
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda_engine.scheduler.scheduled import ScheduledSequence
 from pagoda_engine.scheduler.sequence import NO_ADAPTER
@@ -54,6 +56,24 @@ class StepInputs:
     def has_adapters(self) -> bool:
         """Whether an adapter adds to any token."""
         return self.adapters.count(NO_ADAPTER) < len(self.adapters)
+
+    def of_logit_rows(self) -> "tuple[list[int], StepInputs]":
+        """Return which sequences have some, and their lengths and blocks in inputs of no others.
+
+        As if these rows were all their new tokens; lists of tokens stay as they are.
+        """
+        until = [
+            bisect.bisect_left(self.logit_rows, end) for end in itertools.accumulate(self.seqlens_q)
+        ]
+        nums = [end - begin for begin, end in itertools.pairwise([0, *until])]
+        some = [i for i, num in enumerate(nums) if num]
+        return some, replace(
+            self,
+            seqlens_q=[nums[i] for i in some],
+            context_lens=[self.context_lens[i] for i in some],
+            block_tables=[self.block_tables[i] for i in some],
+            windowed=[self.windowed[i] for i in some],
+        )
 
     @property
     def has_unread(self) -> bool:

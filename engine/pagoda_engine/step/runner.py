@@ -23,6 +23,7 @@ from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_size
 from pagoda_engine.step.inputs import KNOWN, StepInputs, flatten
 from pagoda_engine.step.part_tables import part_tables
 from pagoda_kernels import plan_attention
+from pagoda_kernels.attention.batch import AttentionBatch
 from pagoda_kernels.cut import Cut
 from pagoda_kernels.host_copy import to_device
 
@@ -188,17 +189,12 @@ class Runner:
         if inputs.has_adapters:
             arrays["adapters"] = np.array(inputs.adapters, np.int32)
         on_device = dict(zip(arrays, to_device([*arrays.values()], self._device), strict=True))
-        plan = plan_attention(
-            seqlens_q=inputs.seqlens_q,
-            context_lens=inputs.context_lens,
-            block_tables=inputs.block_tables,
-            block_size=self._kv_cache.layout.block_size,
-            device=self._device,
-            tables=tables,
-            other_tables=part_tables(
-                self._kv_cache.part_places, inputs.block_tables, inputs.windowed
-            ),
-        )
+        plan = self._plan(inputs, tables)
+        last_rows = None
+        is_some = "logit_rows" in arrays and inputs.logit_rows and not inputs.scored_rows
+        if is_some and self._decoder.takes_last_rows:
+            sequences, of_rows = inputs.of_logit_rows()
+            last_rows = self._plan(of_rows, tables[sequences])
 
         def forward(recorder: Recorder) -> tuple[torch.Tensor, list[torch.Tensor]]:
             ids, previous_rows = on_device["token_ids"], on_device.get("previous_rows")
@@ -215,6 +211,7 @@ class Runner:
                 on_layer=report,
                 adapters=on_device.get("adapters"),
                 cut=cut,
+                last_rows=last_rows,
             )
             logits = self._decoder.logits(hidden[:num_sampled])
             others = []
@@ -231,6 +228,18 @@ class Runner:
             return logits, others
 
         return forward
+
+    def _plan(self, inputs: StepInputs, tables: npt.NDArray[np.int32]) -> AttentionBatch:
+        places = self._kv_cache.part_places
+        return plan_attention(
+            seqlens_q=inputs.seqlens_q,
+            context_lens=inputs.context_lens,
+            block_tables=inputs.block_tables,
+            block_size=self._kv_cache.layout.block_size,
+            device=self._device,
+            tables=tables,
+            other_tables=part_tables(places, inputs.block_tables, inputs.windowed),
+        )
 
     def _work(
         self,

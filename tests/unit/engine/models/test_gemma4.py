@@ -109,7 +109,7 @@ def test_the_last_layer_sees_all_tokens_whatever_the_file_says(tmp_path: Path) -
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all'"),
         ({"per_layer_config": {"2": {"hidden_size": 3}}}, "per_layer_config 'hidden_size'"),
-        ({"per_layer_config": {"all": {"head_dim": 3}}}, "per_layer_config 'all' is no layer's number"),
+        ({"per_layer_config": {"all": {"head_dim": 3}}}, "'all' is no layer's number"),
         (
             {"per_layer_config": {"2": {"num_key_value_heads": 3}}},
             "heads of layer 2 cannot share 3",
