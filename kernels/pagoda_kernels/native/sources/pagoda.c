@@ -237,7 +237,8 @@ static void project(Threads *threads, const Decoder *decoder, const Layer *layer
     const long q_width = shape->num_heads * shape->head_dim;
     const long first_panel = leaves_q ? q_width / PANEL : 0;
     const long end_panel = leaves_kv ? (q_width + PANEL - 1) / PANEL : num_panels(layer->qkv);
-    product_of_panels(threads, layer->qkv, first_panel, end_panel, step->hidden, rows->count, step->qkv, rows->adapters, step->shrunk);
+    product_of_panels(threads, layer->qkv, first_panel, end_panel, step->hidden, rows->count, step->qkv,
+                      rows->adapters, step->shrunk);
     const RotaryJob job = {
         .shape = shape, .batch = batch, .qkv = step->qkv, .positions = rows->positions,
         .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,

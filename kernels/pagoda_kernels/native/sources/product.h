@@ -570,7 +570,8 @@ static void product_of_panels(
     const long most = widens_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
-                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs, .first_panel = first_panel,
+                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
+                          .first_panel = first_panel,
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
