@@ -61,6 +61,7 @@ class Decoder:
         self._final_norm = final_norm
         self._output = output
         self._kv_places = description.kv_places
+        self._last_kv_layer = description.kv_layers[-1]
         # Rounded as the embeddings are: so did the training that it comes from.
         multiplier = torch.tensor(description.embedding_multiplier, dtype=embedding.dtype)
         self._multiplier = float(multiplier)
@@ -74,15 +75,9 @@ class Decoder:
         return self._layers
 
     @property
-    def last_kv_layer(self) -> int:
-        """The last layer that writes KV: other rows than the wanted ones are for nothing else."""
-        places = self._kv_places
-        return max(i for i, place in enumerate(places) if place not in places[:i])
-
-    @property
     def takes_last_rows(self) -> bool:
         """Whether `hidden` does less if it is told of the last rows' attention."""
-        return self._native is None and self.last_kv_layer < len(self._layers) - 1
+        return self._native is None and self._last_kv_layer < len(self._layers) - 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -204,7 +199,7 @@ class Decoder:
         hidden = residual if first_norm is None else first_norm(residual)
         last = dropping = len(self._layers) - 1
         if logit_rows is not None and (last_rows is not None or not logit_rows.numel()):
-            dropping = self.last_kv_layer
+            dropping = self._last_kv_layer
         for i, layer in enumerate(self._layers):
             if cut is not None and cut.is_asked:
                 raise CutShortError
@@ -222,8 +217,8 @@ class Decoder:
                 return residual[:0]
             attended = layer.attention.attend(q, cache, blocks)
             if i == dropping and logit_rows is not None:  # nobody reads the other rows any more
-                positions = positions.index_select(0, logit_rows)
-                batch = batch if last_rows is None else last_rows
+                if last_rows is not None:
+                    positions, batch = positions.index_select(0, logit_rows), last_rows
                 attended = attended.index_select(0, logit_rows)
                 residual = residual.index_select(0, logit_rows)
                 if adapters is not None:

@@ -22,8 +22,7 @@ from pagoda_engine.step.block_tables import BlockTables
 from pagoda_engine.step.decode_graphs import DecodeGraphs, Progress, chosen_sizes
 from pagoda_engine.step.inputs import KNOWN, StepInputs, flatten
 from pagoda_engine.step.part_tables import part_tables
-from pagoda_kernels import plan_attention
-from pagoda_kernels.attention.batch import AttentionBatch
+from pagoda_kernels import AttentionBatch, plan_attention
 from pagoda_kernels.cut import Cut
 from pagoda_kernels.host_copy import to_device
 

@@ -1,6 +1,7 @@
 """All layers at once against the same layers by torch's operators, and against themselves."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -305,6 +306,24 @@ def test_rows_that_nobody_wants_are_not_computed_once_all_kv_is_there(
     assert torch.equal(sequences.step(parts, again, rows=rows), expected)
     assert torch.equal(sequences.step(parts, kv, rows=rows[1:]), expected[1:])
     assert torch.equal(again.view(torch.uint8), kv.view(torch.uint8))
+
+
+@pytest.mark.usefixtures("native", "num_threads")
+def test_the_last_layer_attends_for_rows_that_are_wanted_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sequences = Sequences(Model(Shape(windows=(None,), head_dim=40)), [20, 9])
+    made, empty = list[torch.Tensor](), torch.empty
+
+    def marked(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(empty(*args, **kwargs).fill_(77))
+        return made[-1]
+
+    kv = sequences.model.new_cache()
+    monkeypatch.setattr(torch, "empty", marked)
+    sequences.step([(0, 0, 20), (1, 0, 9)], kv, rows=torch.tensor([19, 28]))
+    (attended,) = (each for each in made if each.shape == (29, 4 * 40))
+    assert (attended != 77).any(1).tolist() == [True] * 2 + [False] * 27
 
 
 @pytest.mark.usefixtures("native")

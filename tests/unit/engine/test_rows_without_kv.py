@@ -32,7 +32,7 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     monkeypatch.setattr(packed_linear, "native_library", lambda: None)
     monkeypatch.setattr(native_layers, "native_library", lambda: None)
     model = load_model(folder, EngineConfig(dtype="float32"))
-    assert model.decoder.last_kv_layer == 5
+    assert model.description.kv_layers[-1] == 5
     return model
 
 
