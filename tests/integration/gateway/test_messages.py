@@ -398,5 +398,39 @@ async def test_models_are_anthropics_too(running: Running) -> None:
         assert (page.first_id, page.last_id, page.has_more) == ("tiny", "tiny", False)
         (model,) = page.data
         assert (model.type, model.display_name) == ("model", "tiny")
+        assert (model.max_input_tokens, model.max_tokens) == (512, 512)
         assert model == await client.models.retrieve("tiny")
         assert model.created_at.timestamp() > 0
+
+
+async def test_a_thread_is_refused_as_clients_understand(running: Running) -> None:
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    for path in (PATH, f"{PATH}/count_tokens"):
+        answer = await running.http.post(path, json={**ASKED, "thread": thread})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert (await running.http.post(PATH, json={**ASKED, "thread": None})).status_code == 200
+
+
+async def test_a_runner_of_tools_goes_on_without_threads(
+    start: Start, bus: Any, model_folder: Any
+) -> None:
+    called: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Of a city."""
+        called.append(city)
+        return f"warm in {city}"
+
+    async with start(says(bus, model_folder, CALL)) as running, client_of(running) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=200, tools=[weather], max_iterations=2,
+            messages=[{"role": "user", "content": "how is Rome"}],
+        )  # fmt: skip
+        async for message in runner:
+            assert message.stop_reason == "tool_use"
+        prompt = await running.prompt_text()
+    assert called[0] == "Rome"
+    assert "how is Rome" in prompt
+    assert "warm in Rome" in prompt

@@ -56,6 +56,14 @@ async def test_workers_get_a_grammar(running: Running, fields: dict[str, Any]) -
     assert json.loads(running.worker.requests[-1].sampling.grammar)["grammars"]
 
 
+async def test_former_names_beside_structured_outputs_ask_for_nothing(running: Running) -> None:
+    answer = await running.chat(structured_outputs={"choice": ["a"]}, guided_regex="b")
+    assert answer.headers["x-pagoda-ignored"] == "guided_regex"
+    grammar = running.worker.requests[-1].sampling.grammar
+    await running.chat(structured_outputs={"choice": ["a"]})
+    assert grammar == running.worker.requests[-1].sampling.grammar
+
+
 @pytest.mark.parametrize(
     "fields",
     [

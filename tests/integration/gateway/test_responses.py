@@ -240,13 +240,21 @@ async def test_formats_and_tool_choices_become_grammars(running: Running) -> Non
 async def test_fields_of_chat_mean_what_they_mean_there(running: Running) -> None:
     fields: dict[str, Any] = {
         "top_k": 5, "min_p": 0.1, "seed": 7, "frequency_penalty": 0.5, "presence_penalty": 0.25,
-        "repetition_penalty": 1.5, "logit_bias": {"70": 1},
+        "repetition_penalty": 1.5, "logit_bias": {"70": 1}, "stop": ["never"],
+        "stop_token_ids": [71], "include_stop_str_in_output": True, "ignore_eos": True,
+        "min_tokens": 2, "skip_special_tokens": False,
     }  # fmt: skip
     answer = await running.http.post(PATH, json={**ASKED, **fields})
     assert answer.status_code == 200, answer.text
     assert "x-pagoda-ignored" not in answer.headers
     ours = running.worker.requests[-1].sampling
     await running.chat(**fields)
+    assert ours == running.worker.requests[-1].sampling
+    bound: dict[str, Any] = {"seed": 7, "structured_outputs": {"choice": ["yes", "no"]}}
+    await running.http.post(PATH, json={**ASKED, **bound})
+    ours = running.worker.requests[-1].sampling
+    await running.chat(**bound)
+    assert ours.grammar
     assert ours == running.worker.requests[-1].sampling
 
 
@@ -346,7 +354,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "function_call"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
-        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"tools": [{"type": "file_search"}]}, "file_search"),
         ({"tools": [{"type": "function"}]}, "'tools[0].name'"),
         ({"tools": [WEATHER, {**WEATHER, "name": ""}]}, "'tools[1].name'"),
         ({"tools": [WEATHER, WEATHER]}, "'tools[1].name'"),
@@ -362,6 +370,16 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": "message.output_text.logprobs"}, "include"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"min_tokens": 9}, "max_output_tokens 8"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        (
+            {
+                "structured_outputs": {"regex": "a"},
+                "text": {"format": {"type": "json_schema", "name": "x", "schema": {}}},
+            },
+            "'text.format.schema' and 'structured_outputs.regex' exclude each other",
+        ),
         ({"logit_bias": {"9999": 1}}, "9999"),
         ({"seed": 2**63}, str(2**63 - 1)),
         ({"tools": [{"type": "custom", "name": "x"}]}, "one text parameter"),
@@ -376,14 +394,14 @@ async def test_bad_bodies(running: Running, fields: dict[str, Any], named: str) 
 
 
 async def test_every_bad_tool_is_named_by_its_place(running: Running) -> None:
-    tools = [WEATHER, {"type": "web_search"}, {"type": "function"}, {"type": "custom", "name": 5}]
+    tools = [WEATHER, {"type": "file_search"}, {"type": "function"}, {"type": "custom", "name": 5}]
     answer = await running.http.post(PATH, json={**ASKED, "tools": tools})
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("tools[1]", "unsupported_parameter")
-    for words in ("'tools[1]' has type 'web_search'", "'tools[2].name'", "'tools[3]' has type"):
+    for words in ("'tools[1]' has type 'file_search'", "'tools[2].name'", "'tools[3]' has type"):
         assert words in error["message"]
-    chat = (await running.chat(tools=[{"type": "web_search"}])).json()["error"]
-    answer = await running.http.post(PATH, json={**ASKED, "tools": [{"type": "web_search"}]})
+    chat = (await running.chat(tools=[{"type": "file_search"}])).json()["error"]
+    answer = await running.http.post(PATH, json={**ASKED, "tools": [{"type": "file_search"}]})
     assert answer.json()["error"] == chat
 
 

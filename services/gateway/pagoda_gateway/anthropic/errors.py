@@ -1,8 +1,8 @@
 """Errors in Anthropic's shape."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from pagoda_gateway.errors import ContextLengthError, GatewayError
+from pagoda_gateway.errors import ContextLengthError, GatewayError, UnsupportedFieldError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -16,12 +16,20 @@ _TYPES = {
 }
 
 
+class ThreadError(UnsupportedFieldError):
+    """A conversation that the server would hold: clients send the whole one when they read this."""
+
+    details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request"}
+
+
 def messages_error(error: GatewayError, request_id: str) -> dict[str, Any]:
     """Return the body, or the data of an `error` event; `request_id` as the header says it."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
-    details = {"type": kind, "message": _message(error)}
-    return {"type": "error", "error": details, "request_id": request_id}
+    said: dict[str, Any] = {"type": kind, "message": _message(error)}
+    if isinstance(error, ThreadError):
+        said["details"] = error.details
+    return {"type": "error", "error": said, "request_id": request_id}
 
 
 def _message(error: GatewayError) -> str:

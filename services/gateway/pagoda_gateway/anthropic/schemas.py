@@ -2,8 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
+from pagoda_gateway.anthropic.errors import ThreadError
 from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
@@ -68,6 +76,7 @@ def _checked_texts(content: Any) -> Any:
 
 _CHECKS = {"user": _check_users, "assistant": _check_assistants, "system": _check_text}
 Texts = Annotated[Content, AfterValidator(_checked_texts)]
+Unthreaded = Annotated[Any, WithJsonSchema({"enum": [None]})]
 
 
 class Turn(RequestModel):
@@ -99,8 +108,8 @@ class ClientTool(RequestModel):
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind != "custom":  # its other fields are not ours to check
             raise UnsupportedFieldError(
-                f"has type {shorten(kind)}; this server runs no tools itself, so it must be "
-                "'custom' or missing"
+                f"has type {shorten(kind)}; it must be 'custom' or missing: this server runs no "
+                "tools itself, and models know none but those that a request describes"
             )
         return value
 
@@ -168,6 +177,17 @@ class CountTokensBody(RequestBody):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # what `output_config.format` was called
     cache_control: dict[str, Any] | None = None  # known, and without effect: all is cached
+    thread: Unthreaded = None
+
+    @field_validator("thread")
+    @classmethod
+    def _refuse_thread(cls, value: Any) -> Any:
+        if value is not None:
+            raise ThreadError(
+                "'thread': this server holds no conversations; send the whole one without it",
+                param="thread",
+            )
+        return value
 
     @field_validator("tools")
     @classmethod

@@ -1,7 +1,7 @@
 """What an answer must look like, and how it is read: format, tools, reasoning."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from pagoda_gateway.dialects import Calls, Dialect, OutputParser, Tool, new_call_id
@@ -9,7 +9,7 @@ from pagoda_gateway.errors import InvalidRequestError, UnfollowableError
 from pagoda_gateway.openai.bound_tools import BoundTool, bound_tools, loosened
 from pagoda_gateway.openai.messages import content_text
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.formats import FIELDS, RESPONSE_SCHEMA, Wanted, only_wanted
+from pagoda_gateway.openai.schemas.formats import FIELDS, Wanted, only_wanted
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.tools import ToolUse
 from pagoda_gateway.text.grammar_checker import GrammarChecker, Source
@@ -191,9 +191,7 @@ class AnswerForms:
 def _wanted(body: GenerationBody) -> Wanted | None:
     if body.model_fields_set.isdisjoint(FIELDS):  # as nearly always
         return None
-    wanted = only_wanted(body.__dict__)
-    if wanted is not None and wanted.param == RESPONSE_SCHEMA:
-        wanted = replace(wanted, param=body.schema_field)
+    wanted = only_wanted(body.__dict__, schema_field=body.schema_field)
     if wanted is not None and body.ignore_eos:
         raise InvalidRequestError(
             f"'ignore_eos' and '{wanted.param}' exclude each other: such an output has an end",

@@ -67,12 +67,14 @@ def bound_tools(use: ToolUse) -> list[BoundTool]:
     Raises:
         InvalidRequestError: names every strict one whose schema cannot be enforced.
     """
-    indices = {id(tool): index for index, tool in enumerate(use.offered or ())}
+    offered = use.offered or ()
+    places = use.places or [f"tools[{index}]" for index in range(len(offered))]
+    place_of = {id(tool): place for tool, place in zip(offered, places, strict=True)}
     tools: list[BoundTool] = []
     problems = Problems()
     for tool in use.callable:
         with problems:
-            tools.append(BoundTool.of(tool, f"tools[{indices[id(tool)]}]"))
+            tools.append(BoundTool.of(tool, place_of[id(tool)]))
     problems.raise_all()
     return tools
 

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: a conversation to go on with."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.answer_form import AnswerForm
@@ -83,7 +84,8 @@ class ChatProcessor(RequestProcessor[ChatBody]):
 
 
 def _tool_use(body: ChatBody) -> ToolUse:
-    return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    return replace(use, places=body.tool_places) if body.tool_places else use
 
 
 class ChatEndpoint(ChoicesEndpoint[ChatBody]):

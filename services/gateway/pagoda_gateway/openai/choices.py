@@ -282,9 +282,12 @@ class ChatSerializer(ChoiceSerializer):
     def _delta_choice(
         self, sequence: OutputSequence, delta: Delta, content: dict[str, Any], *, is_first: bool
     ) -> dict[str, Any]:
+        if is_first:
+            text = None if "tool_calls" in content else ""  # as OpenAI begins calls without a text
+            content = {"role": "assistant", "content": text, **content}
         return {
             "index": sequence.index,
-            "delta": {"role": "assistant", "content": "", **content} if is_first else content,
+            "delta": content,
             "logprobs": self._logprobs(sequence, delta),
             "finish_reason": self._reason(sequence, delta),
             **self._extras(sequence, delta),

@@ -1,7 +1,7 @@
 """An API that generates: what it takes, whose body that becomes, and who writes its answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -22,10 +22,12 @@ class Translated(Generic[Body]):
     Attributes:
         body: what it takes.
         serializer: makes what writes the answer.
+        left_out: parts of the request that bind nothing.
     """
 
     body: Body
     serializer: Callable[[ProcessedRequest, Generation], Serializer]
+    left_out: Sequence[str] = ()
 
 
 class Endpoint(ABC, Generic[Sent, Body]):

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 from pagoda_gateway.openai.schemas.receipts import AnswerReceipt
 from pagoda_gateway.openai.schemas.responses import CachedDetails, TokenLogprob
-from pagoda_gateway.responses.schemas import FunctionTool
+from pagoda_gateway.responses.tools import OfferedTool
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _LOGPROBS = (
@@ -34,6 +34,7 @@ class OutputItem(BaseModel):
     content: list[OutputPart] | None = None
     summary: list[Any] | None = None
     call_id: str | None = None
+    namespace: str | None = Field(None, description="Of the function, if it has one.")
     name: str | None = None
     arguments: str | None = None
 
@@ -119,7 +120,7 @@ class ResponseAnswer(BaseModel):
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
-    tools: list[FunctionTool]
+    tools: list[OfferedTool]
     top_logprobs: int
     top_p: float | None
     truncation: Literal["auto", "disabled"]

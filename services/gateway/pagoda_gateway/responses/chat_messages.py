@@ -6,6 +6,7 @@ from typing import Any
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.contents import check_content, check_each, check_text_part
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.responses.tools import known_name
 
 ROLES = ("user", "assistant", "system", "developer")
 _TEXT_FIELDS = {
@@ -22,11 +23,19 @@ def input_items(sent: Any) -> list[Any]:
     if isinstance(sent, str):
         return [{"type": "message", "role": "user", "content": sent}]
     if isinstance(sent, list) and sent:
-        check_each("", sent, check_item)
+        check_each("", sent, _check_input_item)
         return sent
     raise InvalidRequestError(
         f"'input' must be text or a list of items (not empty), not {shorten(sent)}", param="input"
     )
+
+
+def _check_input_item(place: str, item: Any) -> None:
+    match item:
+        case {"type": "item_reference", "id": str()}:
+            pass  # see references.py
+        case _:
+            check_item(place, item)
 
 
 def check_item(place: str, item: Any) -> None:
@@ -39,7 +48,7 @@ def check_item(place: str, item: Any) -> None:
             "call_id": str(),
             "name": str(name),
             "arguments": str(),
-        } if name:
+        } if name and isinstance(item.get("namespace"), str | None):
             pass
         case {"type": "function_call_output", "call_id": str(), "output": output}:
             check_content(f"{place}.output", output, _check_part)
@@ -114,7 +123,8 @@ def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], *, is_new: b
     """
     if is_new or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
-    function = {"name": item["name"], "arguments": item["arguments"]}
+    name = known_name(item.get("namespace"), item["name"])
+    function = {"name": name, "arguments": item["arguments"]}
     call = {"id": item["call_id"], "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)
 

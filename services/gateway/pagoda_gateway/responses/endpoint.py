@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pagoda_gateway.errors import (
@@ -18,7 +19,7 @@ from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
+from pagoda_gateway.openai.schemas.tools import tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages
 from pagoda_gateway.responses.conversations import Conversations
@@ -27,14 +28,10 @@ from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
 from pagoda_gateway.responses.late_events import Found, ended_events, late_events
-from pagoda_gateway.responses.schemas import (
-    AS_IN_CHAT,
-    FunctionTool,
-    ResponsesBody,
-    TextFormat,
-    chat_choice,
-)
+from pagoda_gateway.responses.references import referenced
+from pagoda_gateway.responses.schemas import AS_IN_CHAT, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
+from pagoda_gateway.responses.tools import chat_choice, functions, left_out
 from pagoda_gateway.responses.unkept import lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
@@ -54,6 +51,12 @@ class _Chat(ChatBody):
     schema_field: ClassVar[str] = "text.format.schema"
 
     truncation: str | None = None
+    sent_places: tuple[str, ...] = ()
+
+    @property
+    def tool_places(self) -> Sequence[str]:
+        """Where in the request the tools are."""
+        return self.sent_places
 
     @property
     def drops_turns(self) -> bool:
@@ -93,15 +96,17 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     async def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
         previous = await self._previous(tenant, sent)
-        items = [*previous, *sent.input]
+        asked_items = await referenced(sent.input, previous, partial(self._found, tenant))
+        items, offered = [*previous, *asked_items], functions(sent.tools)
         body = _Chat.model_construct(
             model=sent.model,
             messages=chat_messages(sent.instructions, items),
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
             stream_options=sent.stream_options,
-            tools=[_function(tool) for tool in sent.tools] if sent.tools else None,
-            tool_choice=chat_choice(sent.tool_choice),
+            tools=[function.in_chat for function in offered] or None,
+            tool_choice=chat_choice(sent.tool_choice, sent.tools),
+            sent_places=tuple(function.place for function in offered),
             response_format=_response_format(sent.text.format if sent.text else None),
             reasoning_effort=(sent.reasoning or {}).get("effort"),
             truncation=sent.truncation,
@@ -133,7 +138,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 generation, processed.form, processed.options, tokenizer, sent, keep
             )
 
-        return Translated(body, serializer)
+        return Translated(body, serializer, left_out(sent.tools))
 
     async def run_behind(
         self, tenant: str, serializer: ResponseSerializer, answer: Coroutine[Any, Any, None]
@@ -394,12 +399,6 @@ def _not_kept(response_id: str) -> str:
 
 async def _all_at_once(events: bytes) -> AsyncIterator[bytes]:
     yield events
-
-
-def _function(tool: FunctionTool) -> dict[str, Any]:
-    return function_tool(
-        tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-    )
 
 
 def _response_format(form: TextFormat | None) -> dict[str, Any] | None:

@@ -74,7 +74,8 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
             own_kind = "output_text" if role == "assistant" else "input_text"
             return listed | {"role": role, "content": _parts(item["content"], own_kind)}
         case "function_call":
-            return listed | {name: item[name] for name in ("call_id", "name", "arguments")}
+            named = ("call_id", "namespace", "name", "arguments")
+            return listed | {name: item[name] for name in named if item.get(name) is not None}
         case "function_call_output":
             output = item["output"]
             parts = output if isinstance(output, str) else _parts(output, "input_text")

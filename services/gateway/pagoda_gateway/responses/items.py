@@ -1,9 +1,10 @@
 """Blocks of an output as items, and the events that tell of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagoda_gateway.dialects import Block, BlockChange
+from pagoda_gateway.responses.tools import Function
 
 _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _PART_EVENTS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -11,11 +12,21 @@ _CALL_EVENT = "response.function_call_arguments"
 
 
 def item(
-    block: Block, request_id: str, status: str, logprobs: Sequence[Any] = ()
+    block: Block,
+    request_id: str,
+    status: str,
+    logprobs: Sequence[Any] = (),
+    *,
+    namespaced: Mapping[str, Function],
 ) -> dict[str, Any]:
     """Return an item: a message, a function call or reasoning.
 
-    `status` is as OpenAI has it; `logprobs` has an entry for each token of a message's text.
+    Args:
+        block: of the output.
+        request_id: of the block's request.
+        status: as OpenAI has it.
+        logprobs: an entry for each token of a message's text.
+        namespaced: functions whose calls name a namespace beside them, by the model's names.
     """
     known = {"id": _item_id(block, request_id), "status": status}
     is_begun = status == "in_progress"  # clients add up what the events after it bring
@@ -24,7 +35,7 @@ def item(
             "type": "function_call",
             **known,
             "call_id": block.call_id,
-            "name": block.name,
+            **_names(block, namespaced),
             "arguments": "" if is_begun else block.text,
         }
     parts = [] if is_begun else [_part(block, block.text, logprobs)]
@@ -40,6 +51,7 @@ def item_events(
     *,
     new_logprobs: Sequence[dict[str, Any]] = (),
     logprobs: Sequence[Any] = (),
+    namespaced: Mapping[str, Function],
 ) -> list[dict[str, Any]]:
     """Return the events of a change, without their numbers.
 
@@ -49,6 +61,7 @@ def item_events(
         status: the item's after the change.
         new_logprobs: an entry for each token of a message's new text.
         logprobs: at the end, of all its text.
+        namespaced: see `item`.
     """
     block = change.block
     place = {"item_id": _item_id(block, request_id), "output_index": block.index}
@@ -60,14 +73,17 @@ def item_events(
     if change.kind == "text":
         new = {"logprobs": list(new_logprobs)} if is_text else {}
         return [{"type": f"{name}.delta", **place, "delta": change.text, **new}]
-    whole = {"output_index": block.index, "item": item(block, request_id, status, logprobs)}
+    whole = {
+        "output_index": block.index,
+        "item": item(block, request_id, status, logprobs, namespaced=namespaced),
+    }
     if change.kind == "start":
         added = {"type": "response.output_item.added", **whole}
         part = {"type": "response.content_part.added", **place, "part": _part(block, "")}
         return [added] if is_call else [added, part]
     item_done = {"type": "response.output_item.done", **whole}
     if is_call:
-        said = {"name": block.name, "arguments": block.text}
+        said = {**_names(block, namespaced), "arguments": block.text}
         return [{"type": f"{name}.done", **place, **said}, item_done]
     part = _part(block, block.text, logprobs)
     part_done = {"type": "response.content_part.done", **place, "part": part}
@@ -81,6 +97,14 @@ def without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
     if item["type"] != "message":
         return item
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+
+
+def _names(block: Block, namespaced: Mapping[str, Function]) -> dict[str, str]:
+    """Return the names of the function that is called, as the client knows it."""
+    function = namespaced.get(block.name)
+    if function is None or function.namespace is None:
+        return {"name": block.name}
+    return {"namespace": function.namespace, "name": function.tool.name}
 
 
 def _item_id(block: Block, request_id: str) -> str:

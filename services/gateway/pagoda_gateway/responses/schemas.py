@@ -11,8 +11,8 @@ from pydantic import (
     model_validator,
 )
 
-from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
-from pagoda_gateway.openai.schemas import checks
+from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
     Bias,
@@ -23,6 +23,7 @@ from pagoda_gateway.openai.schemas.base import (
     Refused,
     RequestBody,
     RequestModel,
+    Stops,
     TemplateVariables,
     ToolChoice,
 )
@@ -30,17 +31,22 @@ from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
 from pagoda_gateway.openai.schemas.generation import (
     MAX_CACHE_SALT_CHARS,
     MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
     StreamOptions,
 )
 from pagoda_gateway.openai.schemas.tools import (
-    MAX_NAME_CHARS,
     check_choice_among,
     check_names,
     is_choice,
     names_in,
-    other_kind,
 )
 from pagoda_gateway.responses.chat_messages import check_item, input_items
+from pagoda_gateway.responses.tools import (
+    OfferedTool,
+    chat_choice,
+    check_known_names,
+    functions,
+)
 
 REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
@@ -51,8 +57,10 @@ TOOL_CHOICES = (
 LOGPROBS = "message.output_text.logprobs"
 AS_IN_CHAT = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
-    "repetition_penalty", "logit_bias", "thinking_token_budget", "chat_template_kwargs",
-    "parallel_tool_calls", "cache_salt", "metadata", "priority", "user",
+    "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "skip_special_tokens", "structured_outputs",
+    "thinking_token_budget", "chat_template_kwargs", "parallel_tool_calls", "cache_salt",
+    "metadata", "priority", "user",
 )  # fmt: skip
 """Fields that mean what they mean in chat."""
 
@@ -81,24 +89,6 @@ def _checked_item(item: dict[str, Any]) -> dict[str, Any]:
 
 NewItem = Annotated[dict[str, Any], AfterValidator(_checked_item)]
 NewItems = Annotated[Items[NewItem], Field(max_length=MAX_NEW_ITEMS)]
-
-
-class FunctionTool(RequestModel):
-    """A function that the client runs."""
-
-    type: str
-    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind != "function":  # its other fields are not ours to check
-            raise UnsupportedFieldError(f"has type {shorten(kind)}: {other_kind(kind)}")
-        return value
 
 
 class TextFormat(RequestModel):
@@ -147,9 +137,16 @@ class ResponsesBody(RequestBody):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     logit_bias: dict[str, Bias] | None = None
+    stop: Stops = None
+    stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    skip_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = Field(None, ge=0, le=MAX_THINKING_TOKENS)
     chat_template_kwargs: TemplateVariables | None = None
-    tools: Items[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: Items[OfferedTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -217,28 +214,49 @@ class ResponsesBody(RequestBody):
         checks.check_logit_bias(value)
         return value
 
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        checks.check_stop(value)
+        return value
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _check_min_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        field = "max_output_tokens"
+        checks.check_min_tokens(value, info.data.get(field), field)
+        return value
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _check_structured_outputs(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        formats.wanted("structured_outputs", value)
+        return value
+
     @field_validator("tools")
     @classmethod
-    def _check_tools(cls, value: list[FunctionTool] | None) -> list[FunctionTool] | None:
-        check_names([tool.name for tool in value or ()])
+    def _check_tools(cls, value: list[OfferedTool] | None) -> list[OfferedTool] | None:
+        check_known_names(value)
         return value
 
     @classmethod
     def check_together(cls, field: str, items: list[Any]) -> None:
         """Check that tools have names of their own."""
         if field == "tools":
-            check_names(names_in(items))
+            own = [t if isinstance(t, dict) and t.get("type") == "function" else {} for t in items]
+            check_names(names_in(own))
 
     @field_validator("tool_choice")
     @classmethod
     def _check_tool_choice(cls, value: Any, info: ValidationInfo) -> Any:
-        choice = chat_choice(value)
+        tools = info.data.get("tools")
+        choice = chat_choice(value, tools)
         if not is_choice(choice):
             raise InvalidRequestError(
                 f"'tool_choice' must be {TOOL_CHOICES}, not {shorten(value)}", param="tool_choice"
             )
         if "tools" in info.data:  # not there: wrong themselves
-            check_choice_among([tool.name for tool in info.data["tools"] or ()], choice)
+            check_choice_among([function.name for function in functions(tools)], choice)
         return value
 
     @field_validator("reasoning")
@@ -274,18 +292,6 @@ class ResponsesBody(RequestBody):
     def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
         checks.refuse(info.field_name or "", value or None)
         return value
-
-
-def chat_choice(choice: Any) -> Any:
-    """Return a `tool_choice` as chat has it; what is none stays as it is."""
-    match choice:
-        case "auto":
-            return None
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-    return choice
 
 
 class ConversationUpdate(RequestBody):

@@ -19,6 +19,7 @@ from pagoda_gateway.responses.block_logprobs import BlockLogprobs, LoggedChange
 from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.items import item, item_events
 from pagoda_gateway.responses.schemas import ResponsesBody
+from pagoda_gateway.responses.tools import namespaced, shown
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output.options import OutputOptions
@@ -80,6 +81,7 @@ class ResponseSerializer(Serializer):
         # Of each text, as JSON: an answer's are held to its end, and are much smaller so.
         self._entries: defaultdict[int, list[orjson.Fragment]] = defaultdict(list)
         self._sent = sent
+        self._namespaced = namespaced(sent.tools)
         self._keep = keep
         self._num_events = 0
         self._has_begun = False
@@ -125,6 +127,7 @@ class ResponseSerializer(Serializer):
                 self._item_status(index) if is_end else "in_progress",
                 new_logprobs=read.entries,
                 logprobs=self._entries[index] if is_end else (),
+                namespaced=self._namespaced,
             )
         return [self._numbered(event) for event in events]
 
@@ -184,6 +187,7 @@ class ResponseSerializer(Serializer):
                     request_id,
                     self._item_status(block.index),
                     self._entries[block.index],
+                    namespaced=self._namespaced,
                 )
                 for block in self._output.blocks
             ],
@@ -231,7 +235,7 @@ class ResponseSerializer(Serializer):
             "temperature": self._sequence.sampling.temperature,
             "text": text,
             "tool_choice": sent.tool_choice or "auto",
-            "tools": [tool.model_dump() for tool in sent.tools or ()],
+            "tools": shown(sent.tools),
             "top_logprobs": sent.top_logprobs or 0,
             "top_p": self._sequence.sampling.top_p,
             "truncation": sent.truncation or "disabled",

@@ -15,7 +15,7 @@ def test_arguments_of_a_call_come_once() -> None:
         event
         for change in BlockReader(parser, lambda: "call_1").read(CALL, is_last=True)
         for event in item_events(
-            change, "id", "completed" if change.kind == "end" else "in_progress"
+            change, "id", "completed" if change.kind == "end" else "in_progress", namespaced={}
         )
     ]
     assert events[0]["type"] == "response.output_item.added"

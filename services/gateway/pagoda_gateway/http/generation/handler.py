@@ -141,7 +141,9 @@ class GenerationHandler(Generic[Sent, Body]):
         """Return what a client has sent as the processors take it."""
         note_ignored(scope, value, self._endpoint.schema)
         sent = validated(value, self._endpoint.schema, self._limits)
-        return await self._endpoint.translate(sent, tenant)
+        translated = await self._endpoint.translate(sent, tenant)
+        note_loose(scope, translated.left_out)
+        return translated
 
     async def _admitted(
         self, body: Body, caller: Caller, span: Span, context: Context

@@ -53,6 +53,8 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "root": model.name,
         "parent": model.name if model.adapter else None,
         "max_model_len": model.max_model_len,
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
         "quantization": model.quantization,
         "kv_cache": _kv_cache(model),
     }

@@ -1,5 +1,6 @@
 """Body of POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -60,6 +61,11 @@ class ChatBody(GenerationBody):
     def max_tokens_field(self) -> str:
         """Name of the field that bounds the output."""
         return "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+
+    @property
+    def tool_places(self) -> Sequence[str]:
+        """Where the tools are, for errors; empty: in `tools`, one after the other."""
+        return ()
 
     @property
     def drops_turns(self) -> bool:

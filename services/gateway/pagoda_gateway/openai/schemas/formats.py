@@ -4,7 +4,7 @@ Whether a schema or a grammar can be followed is found out later, by compiling i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, Problems, UnsupportedFieldError, shorten
@@ -26,7 +26,7 @@ FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
 class Wanted:
     """One of KINDS, its value, and the field that it comes from.
 
-    `ignored` names options beside it that say what this server does not look at.
+    `ignored` names what is beside it and binds nothing.
     """
 
     param: str
@@ -50,18 +50,31 @@ def wanted(name: str, value: Any) -> Wanted | None:
     return _checked(Wanted(name, name.removeprefix("guided_"), value))
 
 
-def only_wanted(fields: Mapping[str, Any]) -> Wanted | None:
+def only_wanted(fields: Mapping[str, Any], *, schema_field: str) -> Wanted | None:
     """Return what the only one of FIELDS asks for that asks for anything.
+
+    Beside `structured_outputs` its former names ask for nothing: some clients send both.
+
+    Args:
+        fields: of a body.
+        schema_field: what a client calls RESPONSE_SCHEMA.
 
     Raises:
         InvalidRequestError: there are two.
     """
-    sent = [(name, fields[name]) for name in FIELDS if fields.get(name) is not None]
-    found = [w for name, value in sent if (w := wanted(name, value)) is not None]
+    sent = {name: fields[name] for name in FIELDS if fields.get(name) is not None}
+    former = [name for name in GUIDED_FIELDS if name in sent and "structured_outputs" in sent]
+    found = [
+        replace(w, param=schema_field) if w.param == RESPONSE_SCHEMA else w
+        for name in sent
+        if name not in former and (w := wanted(name, sent[name])) is not None
+    ]
     if len(found) > 1:
         names = " and ".join(f"'{w.param}'" for w in found)
         raise InvalidRequestError(f"{names} exclude each other; send one", param=found[1].param)
-    return found[0] if found else None
+    if not found:
+        return None
+    return replace(found[0], ignored=(*found[0].ignored, *former))
 
 
 def _response_format(value: dict[str, Any]) -> Wanted | None:

@@ -38,6 +38,8 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
+    max_input_tokens: int = Field(description="Anthropic's, as `max_tokens`: both max_model_len.")
+    max_tokens: int
     quantization: str
     kv_cache: KvCache
 

@@ -31,6 +31,7 @@ class ToolUse:
         is_required: the output is calls, and nothing else.
         is_named: the client named the function; the answer then ends with "stop", as OpenAI's does.
         is_parallel: there may be several calls.
+        places: of what is offered, in the request; empty: in `tools`, one after the other.
     """
 
     offered: list[dict[str, Any]] | None = None
@@ -38,6 +39,7 @@ class ToolUse:
     is_required: bool = False
     is_named: bool = False
     is_parallel: bool = True
+    places: Sequence[str] = ()
 
     @property
     def is_strict(self) -> bool:
