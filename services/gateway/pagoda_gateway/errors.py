@@ -4,6 +4,7 @@ GatewayError
 ├── InvalidRequestError          400  what a client sent cannot be served
 │   ├── ContextLengthError       400  context_length_exceeded
 │   ├── UnsupportedFieldError    400  unsupported_parameter
+│   │   └── ThreadError          400  a conversation that clients of Anthropic's have held for them
 │   ├── UnfollowableError        400  a schema or grammar that cannot be enforced
 │   ├── ContentPolicyError       400  content_policy_violation
 │   ├── PreviousResponseError    400  previous_response_not_found
@@ -28,7 +29,7 @@ GatewayError
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 MAX_MESSAGE_BYTES = 15_000  # an error body stays below 32 kB whatever the client sent
 MAX_PROBLEMS = 64
@@ -149,6 +150,12 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that would change the answer, and that this server cannot honour."""
 
     code = "unsupported_parameter"
+
+
+class ThreadError(UnsupportedFieldError):
+    """A conversation that the server would hold: by `details` clients know to send all of it."""
+
+    details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request"}
 
 
 class UnfollowableError(InvalidRequestError):

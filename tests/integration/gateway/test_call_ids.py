@@ -57,6 +57,7 @@ async def test_in_chats(mistral: Running) -> None:
         message = (await client.chat.completions.create(**asked)).choices[0].message
         stream = await client.chat.completions.create(**asked, stream=True)
         deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert (message.content, deltas[0].content) == (None, None)
         ids = [call.id for call in message.tool_calls or []]
         streamed = [call.id for delta in deltas for call in delta.tool_calls or [] if call.id]
         assert len({*ids, *streamed}) == 4

@@ -130,6 +130,13 @@ async def test_an_item_is_referred_to(running: Running) -> None:
     assert said["id"] in error["message"]
 
 
+async def test_a_conversation_holds_no_references(running: Running) -> None:
+    items = [{"type": "item_reference", "id": "msg_1"}]
+    answer = await running.http.post("/v1/conversations", json={"items": items})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "items[0]"
+
+
 async def test_items_of_others_and_too_many_are_not_referred_to(running: Running) -> None:
     for name in ("msg_x", "", "_", "msg_01K_0_1", "resp_" + "x" * 3000):
         reference = {"type": "item_reference", "id": name}

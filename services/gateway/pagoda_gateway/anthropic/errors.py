@@ -1,8 +1,8 @@
 """Errors in Anthropic's shape."""
 
-from typing import Any, ClassVar
+from typing import Any
 
-from pagoda_gateway.errors import ContextLengthError, GatewayError, UnsupportedFieldError
+from pagoda_gateway.errors import ContextLengthError, GatewayError, ThreadError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -14,12 +14,6 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-
-
-class ThreadError(UnsupportedFieldError):
-    """A conversation that the server would hold: clients send the whole one when they read this."""
-
-    details: ClassVar[dict[str, Any]] = {"error_code": "thread_unsupported_request"}
 
 
 def messages_error(error: GatewayError, request_id: str) -> dict[str, Any]:

@@ -11,8 +11,12 @@ from pydantic import (
     model_validator,
 )
 
-from pagoda_gateway.anthropic.errors import ThreadError
-from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, shorten
+from pagoda_gateway.errors import (
+    InvalidRequestError,
+    ThreadError,
+    UnsupportedFieldError,
+    shorten,
+)
 from pagoda_gateway.openai.schemas import checks
 from pagoda_gateway.openai.schemas.base import (
     MAX_MESSAGES,

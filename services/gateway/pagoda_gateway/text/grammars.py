@@ -13,6 +13,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.schemas.check import check_schema
+from pagoda_gateway.text.schemas.closing import close_plain_objects, is_plain
 from pagoda_gateway.text.schemas.formats import make_formats_exact
 from pagoda_gateway.text.schemas.parts import refuse
 from pagoda_gateway.text.schemas.rewriting import rewrite
@@ -32,10 +33,6 @@ JSON_LAYOUT = {
 }
 
 
-# Of a schema with these keywords alone, `properties` are all that it says of its properties.
-_PLAIN = {"type", "properties", "required", "title", "description", "$schema", "$defs"}
-
-
 def json_rules(schema: dict[str, Any]) -> Rules:
     """Return rules for JSON that `schema` allows.
 
@@ -48,11 +45,14 @@ def json_rules(schema: dict[str, Any]) -> Rules:
 def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema as llguidance holds it: no output that follows it is invalid under `schema`.
 
+    Plain objects are closed, see `closing.py`.
+
     Raises:
         InvalidRequestError: there is no such schema; it would allow more.
     """
     check_schema(schema)
     schema = copy.deepcopy(schema)
+    close_plain_objects(schema)
     rewrite(schema)
     make_formats_exact(schema)
     return {**schema, "x-guidance": JSON_LAYOUT}
@@ -61,9 +61,8 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
     """Return the schema of a function's arguments, `enforceable`; None: any object.
 
-    A function takes the arguments that it names: a plain list of properties is closed, as many
-    clients leave `additionalProperties` away. Without a `type` they are an object, and so they are
-    where an object is one of several types.
+    A function takes the arguments that it names: an object with none in `properties` is empty.
+    Without a `type` they are an object, and so they are where an object is one of several types.
 
     Raises:
         InvalidRequestError: as `enforceable`; they cannot be an object.
@@ -75,18 +74,9 @@ def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
         if "object" not in kinds:
             raise refuse("", "type", f"is {shorten(kinds)}; arguments are an object")
         schema["type"] = "object"
-    if _is_plain(schema):
+    if is_plain(schema):
         schema["additionalProperties"] = False
     return enforceable(schema)
-
-
-def _is_plain(schema: dict[str, Any]) -> bool:
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or not schema.keys() <= _PLAIN:
-        return False
-    if not isinstance(required, list):  # nobody has checked it yet
-        return False
-    return all(isinstance(name, str) and name in properties for name in required)
 
 
 def parse_schema(text: str) -> dict[str, Any]:

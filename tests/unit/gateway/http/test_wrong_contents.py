@@ -158,7 +158,7 @@ ITEMS: list[Any] = [
     {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]},
     {"type": "function_call_output", "call_id": "c", "output": 5},
     {"type": "reasoning"},
-    {"type": "item_reference", "id": "x"},
+    {"type": "item_reference"},
     {"type": "function_call", "call_id": "c", "name": "", "arguments": "{}"},
 ]
 WRONG = [

@@ -139,6 +139,9 @@ class GenerationBody(RequestBody):
     # Known, and refused when set.
     logits_processors: Refused = None
     moderation: Refused = None
+    # SGLang's names, likewise.
+    regex: Refused = None
+    ebnf: Refused = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -165,6 +168,12 @@ class GenerationBody(RequestBody):
     @classmethod
     def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
         checks.refuse(info.field_name or "", value)
+        return value
+
+    @field_validator("regex", "ebnf")
+    @classmethod
+    def _refuse_others_names(cls, value: Any, info: ValidationInfo) -> Any:
+        checks.refuse(info.field_name or "", value, hint="; use 'structured_outputs'")
         return value
 
     @field_validator("stream_options")

@@ -1,0 +1,60 @@
+"""Objects that list their properties get no others, where nothing else says more of them."""
+
+from typing import Any
+
+import pytest
+
+from pagoda_gateway.text.grammars import enforceable
+
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+CLOSED = {**NAME, "additionalProperties": False}
+
+
+def enforced(schema: dict[str, Any]) -> dict[str, Any]:
+    held = enforceable(schema)
+    del held["x-guidance"]
+    return held
+
+
+def of_class(inner: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a class with another one in a list, as pydantic writes it."""
+    people = {"type": "array", "items": {"$ref": "#/$defs/Person"}}
+    return {"type": "object", "properties": {"people": people}, "$defs": {"Person": inner}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "wanted"),
+    [
+        (NAME, CLOSED),
+        (of_class(NAME), {**of_class(CLOSED), "additionalProperties": False}),
+        ({"type": "array", "items": NAME}, {"type": "array", "items": CLOSED}),
+        ({"anyOf": [NAME, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
+        ({"additionalProperties": NAME}, {"additionalProperties": CLOSED}),
+    ],
+)
+def test_plain_objects_are_closed(schema: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert enforced(schema) == wanted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {}},
+        {**NAME, "additionalProperties": True},
+        {**NAME, "additionalProperties": {"type": "integer"}},
+        {**NAME, "minProperties": 2},
+        {**NAME, "required": ["name", "age"]},
+        {"allOf": [NAME, {"type": "object", "properties": {"age": {"type": "integer"}}}]},
+        {**NAME, "anyOf": [{"type": "object", "properties": {"age": {"type": "integer"}}}]},
+        {"$defs": {"x": NAME}, "$ref": "#/$defs/x", "type": "object"},
+        {"enum": [{"properties": {"a": 1}}]},
+    ],
+)
+def test_what_says_more_stays_open(schema: dict[str, Any]) -> None:
+    assert enforced(schema) == schema
+
+
+def test_a_property_may_have_a_keywords_name() -> None:
+    schema = {"type": "object", "properties": {"properties": NAME, "type": {"type": "string"}}}
+    assert enforced(schema)["properties"] == {"properties": CLOSED, "type": {"type": "string"}}
