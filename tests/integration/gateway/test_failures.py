@@ -1,6 +1,7 @@
 """Workers that die, refuse or stutter; routers that refuse; frames that come twice."""
 
 import asyncio
+import logging
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -226,6 +227,16 @@ async def test_refusing_worker_is_replaced_and_three_refusals_are_an_answer(
             assert (await running.chat()).status_code == 200
         receipt = await running.receipt(answer)
         assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", 0)
+
+
+async def test_a_worker_that_is_full_is_no_warning(
+    start: Start, bus: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="pagoda_gateway")
+    async with start(ScriptedWorker(bus, admit_status=pb.ADMIT_STATUS_OVERLOADED)) as running:
+        assert (await running.chat()).status_code == 429
+    levels = {record.levelname for record in caplog.records if "another follows" in record.message}
+    assert levels == {"DEBUG"}
 
 
 async def test_invalid_is_the_clients_fault(start: Start, bus: Any) -> None:

@@ -101,7 +101,9 @@ class Placer:
                     if is_last or num_faults >= MAX_ENGINE_FAULTS:
                         raise failure.error from None
                     metrics.ATTEMPTS.labels(failure.cause).inc()
-                    logger.warning(
+                    logger.log(
+                        # one that is full refuses as it should, hundreds of times a second
+                        logging.DEBUG if failure.cause == "refused" else logging.WARNING,
                         "request %s sequence %d: attempt %d of %d failed (%s): %s; another follows",
                         context.request_id, sequence.index, attempt + 1,
                         self._settings.max_attempts, failure.cause, failure,
