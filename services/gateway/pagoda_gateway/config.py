@@ -68,7 +68,7 @@ class GatewaySettings(ServiceSettings):
         8192,
         ge=2,
         description="Open connections; one more closes the one that has waited longest without a "
-        "request.",
+        "request, if for a second at least; else it gets 503 with Retry-After.",
     )
     tool_format: Literal[
         "auto",

@@ -14,6 +14,12 @@ RESPONSES = Counter(
     "Answers by route and HTTP status; none of what only has a line of a batch wait",
     ["route", "status"],
 )
+CONNECTIONS_OVER_LIMIT = Counter(
+    "pagoda_http_connections_over_limit",
+    "Connections beyond the limit, by what was done: closed: another one that waited without a "
+    "request; refused: the new one, with 503",
+    ["action"],
+)
 REQUESTS = Counter(
     "pagoda_requests",
     "Generation requests that got past validation, by how they ended; refused: by a limit or a "

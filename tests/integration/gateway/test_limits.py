@@ -11,7 +11,6 @@ from support.running_gateway import API_KEY, CHAT, Running, Start
 from pagoda_gateway.http import connection
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.middleware import OPEN_PATHS
-from pagoda_gateway.http.server import http_server, listen
 from pagoda_runtime.telemetry.metrics import REGISTRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -85,20 +84,6 @@ async def test_head_that_is_too_large_is_refused(running: Running, long: bytes) 
     assert (await answer_of(reader))[:12] in (b"HTTP/1.1 431", b"")  # or a reset: it sends on
     writer.close()
     assert (await running.http.get("/healthz")).status_code == 200
-
-
-async def test_one_connection_too_many_ends_the_oldest_without_a_request(running: Running) -> None:
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    async with http_server(make_app(running.gateway), listener, max_connections=3):
-        first = await asyncio.open_connection("127.0.0.1", port)
-        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        assert await answer_of(first[0]) == b""
-        for reader, writer in others:
-            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            assert b" 200 " in await answer_of(reader)
-        for _, writer in [first, *others]:
-            writer.close()
 
 
 async def test_bodies_that_trickle_take_no_slot_and_are_cut(start: Start) -> None:

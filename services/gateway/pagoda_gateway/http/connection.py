@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway import metrics
+from pagoda_gateway.errors import GatewayError, InvalidRequestError, UnavailableError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
 from pagoda_gateway.http.joined_head import JoinedHead
 from pagoda_runtime.identity import new_request_id
@@ -21,28 +22,46 @@ MAX_HEADERS = 100
 HEAD_SECONDS = 10.0  # from a connection or a request's first byte to its last header
 READ_SECONDS = 10.0  # in so long a client must read ...
 MIN_READ_BYTES = 10_240  # ... so much of what waits for it
+MIN_WAIT_SECONDS = 1.0  # without a request, before a connection is closed for a new one
+LEAVE_SECONDS = 1.0  # from a refusal to the end of its connection
+MAX_LEAVING = 64  # refused connections that have this time; they are beyond the limit
 
-
+_Refusal = tuple[HTTPStatus, GatewayError]
 _INVALID = (
     HTTPStatus.BAD_REQUEST,
-    "this is no HTTP/1.1 request, has no Host, or its body is not framed as it says",
+    InvalidRequestError(
+        "this is no HTTP/1.1 request, has no Host, or its body is not framed as it says"
+    ),
 )
 _TOO_LARGE = (
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"the head of the request is too large: {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers at "
-    "most",
+    InvalidRequestError(
+        f"the head of the request is too large: {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers "
+        "at most"
+    ),
+)
+_TOO_MANY = (
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    UnavailableError(
+        "this server has as many connections as it may, and all are in use; try again",
+        retry_after_seconds=1.0,
+    ),
 )
 
 
-def _refusal(status: HTTPStatus, message: str) -> bytes:
-    """Return the answer to what is no request: no route will see it. The connection ends."""
-    body, request_id = orjson.dumps(InvalidRequestError(message).body()), new_request_id()
-    head = (
-        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"x-request-id: {request_id}\r\nx-pagoda-request-id: {request_id}\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def _answer(status: HTTPStatus, error: GatewayError) -> bytes:
+    """Return the answer to what no route will see. The connection ends."""
+    body, request_id = orjson.dumps(error.body()), new_request_id()
+    headers = {
+        "content-type": "application/json",
+        "x-request-id": request_id,
+        "x-pagoda-request-id": request_id,
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error.headers(),
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} {status.phrase}\r\n{lines}\r\n".encode() + body
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -51,12 +70,16 @@ class LimitedConnection(HttpToolsProtocol):
     Made by `limited_connections`.
 
     Attributes:
-        max_connections: one more closes whichever has waited longest without a request.
-        waiting: connections of the same server without a request, the longest first.
+        max_connections: one more closes whichever has waited longest without a request, if that is
+            for MIN_WAIT_SECONDS; else it is refused.
+        waiting: connections of the same server without a request, the longest first, and since
+            when, by the event loop's clock.
+        leaving: those that were refused, and have their answer read or not.
     """
 
     max_connections: ClassVar[int]
-    waiting: ClassVar[OrderedDict["LimitedConnection", None]]
+    waiting: ClassVar[OrderedDict["LimitedConnection", float]]
+    leaving: ClassVar[set["LimitedConnection"]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,16 +90,16 @@ class LimitedConnection(HttpToolsProtocol):
         self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close another one if there are too many; wait for a head."""
+        """Close another one if there are too many, or refuse this one; wait for a head."""
         super().connection_made(transport)
-        if len(self.connections) > self.max_connections:
-            oldest = next(iter(self.waiting), self)
-            self.waiting.pop(oldest, None)
-            oldest.transport.abort()
-        self._wait_for_head()
+        if len(self.connections) <= self.max_connections or self._close_oldest():
+            self._wait_for_head()
+        else:
+            self._turn_away()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers; tell whoever answers."""
+        self.leaving.discard(self)
         self._stop_waiting()
         self._stop_read_timer()
         super().connection_lost(exc)
@@ -87,6 +110,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Watch the head."""
+        if self in self.leaving:
+            return
         self._num_head_bytes += len(data)
         super().data_received(data)
         if self._is_idle and self._head_timer is None:
@@ -133,7 +158,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._current = self.pipeline[-1][0]
         super().on_response_complete()
         if self._is_idle:
-            self.waiting[self] = None
+            self._wait()
 
     def pause_writing(self) -> None:
         """More waits for this client than is good: watch it read."""
@@ -154,15 +179,48 @@ class LimitedConnection(HttpToolsProtocol):
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
-    def _refuse(self, reason: tuple[HTTPStatus, str]) -> None:
+    def _refuse(self, reason: _Refusal) -> None:
         """Answer and close; within another answer's bytes nothing can be said."""
         current = self._current
         if current is None or current.response_complete or not current.response_started:
-            self.transport.write(_refusal(*reason))
+            self.transport.write(_answer(*reason))
         self.transport.close()
 
+    def _close_oldest(self) -> bool:
+        """Close the one that waits longest; not if its request may be on its way."""
+        if not self.waiting:
+            return False
+        oldest, since = next(iter(self.waiting.items()))
+        if self.loop.time() - since < MIN_WAIT_SECONDS:
+            return False
+        del self.waiting[oldest]
+        oldest.transport.abort()
+        metrics.CONNECTIONS_OVER_LIMIT.labels("closed").inc()
+        return True
+
+    def _turn_away(self) -> None:
+        """Answer before there is a request, which is then not read but dropped.
+
+        Were the connection closed before that came, its end would be a reset, by which many clients
+        lose an answer that they have not read.
+        """
+        metrics.CONNECTIONS_OVER_LIMIT.labels("refused").inc()
+        self.connections.discard(self)  # it has no place among them
+        self.leaving.add(self)
+        self.transport.write(_answer(*_TOO_MANY))
+        if len(self.leaving) > MAX_LEAVING:
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._head_timer = self.loop.call_later(LEAVE_SECONDS, self.transport.abort)
+
+    def _wait(self) -> None:
+        """Be the last of those that wait."""
+        self.waiting[self] = self.loop.time()
+        self.waiting.move_to_end(self)
+
     def _wait_for_head(self) -> None:
-        self.waiting[self] = None
+        self._wait()
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def _stop_waiting(self) -> None:
@@ -194,5 +252,5 @@ def limited_connections(max_connections: int) -> type[LimitedConnection]:
     return type(
         "Connection",
         (LimitedConnection,),
-        {"max_connections": max_connections, "waiting": OrderedDict()},
+        {"max_connections": max_connections, "waiting": OrderedDict(), "leaving": set()},
     )

@@ -111,9 +111,14 @@ async def http_server(
 
 
 def _within_files(max_connections: int) -> int:
-    """Return how many connections this process can really have open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY or max_connections <= files - SPARE_FILES:
+    """Return how many connections this process can really have open, with all files it may."""
+    num_needed = max_connections + SPARE_FILES
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < num_needed:
+        # the soft limit is for programs whose select(2) knows 1024 files
+        files = num_needed if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    if files == resource.RLIM_INFINITY or num_needed <= files:
         return max_connections
     logger.warning(
         "%d connections need more open files than the limit, %d; raise it with ulimit -n",

@@ -1,8 +1,10 @@
 """Where a gateway listens."""
 
+import resource
+
 import pytest
 
-from pagoda_gateway.http.server import listen
+from pagoda_gateway.http.server import SPARE_FILES, _within_files, listen
 from pagoda_runtime.errors import StartError
 
 
@@ -19,3 +21,31 @@ def test_a_port_in_use_is_said_with_its_settings() -> None:
 def test_an_address_of_another_machine_names_its_setting() -> None:
     with pytest.raises(StartError, match=r"cannot listen on 192\.0\.2\.1:0.*PAGODA_GATEWAY_HOST"):
         listen("192.0.2.1", 0)
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The soft and the hard limit of open files, which are not this process's."""
+    limits = [1024, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(2), new))
+    return limits
+
+
+def test_as_many_files_are_allowed_as_connections_need(
+    limits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _within_files(3000) == 3000
+    assert (limits, caplog.messages) == ([4096, 4096], [])
+
+
+def test_files_that_are_enough_stay_as_they_are(limits: list[int]) -> None:
+    assert _within_files(800) == 800
+    assert limits == [1024, 4096]
+
+
+def test_more_connections_than_files_are_a_warning(
+    limits: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert _within_files(8192) == 4096 - SPARE_FILES
+    assert "8192 connections need more open files than the limit, 4096" in caplog.text
