@@ -12,6 +12,7 @@ GatewayError
 │   ├── SlowBodyError            408
 │   ├── MediaTypeError           415
 │   ├── StorageFullError         400  storage_limit_exceeded
+│   ├── LongAnswerError          400  answer_too_long
 │   ├── ModelNotFoundError       404  model_not_found
 │   ├── NotFoundError            404
 │   └── ConflictError            409  conflict
@@ -215,6 +216,12 @@ class StorageFullError(InvalidRequestError):
     """The tenant keeps as much here as it may."""
 
     code = "storage_limit_exceeded"
+
+
+class LongAnswerError(InvalidRequestError):
+    """The answer is no stream, and got longer than such a one may be."""
+
+    code = "answer_too_long"
 
 
 class ModelNotFoundError(InvalidRequestError):

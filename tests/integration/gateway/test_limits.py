@@ -161,7 +161,19 @@ async def test_whole_answers_have_a_bound_too(start: Start) -> None:
     async with start(max_whole_tokens=20) as running:
         assert (await running.chat(max_tokens=10)).status_code == 200
         answer = await running.chat(max_tokens=400)
-        assert (answer.status_code, "20 tokens" in answer.text) == (503, True)
+        assert (answer.status_code, "more than 20 tokens: one" in answer.text) == (400, True)
+
+
+async def test_alternatives_of_tokens_count_in_whole_answers(start: Start) -> None:
+    async with start(max_whole_tokens=30) as running:
+        answer = await running.chat(max_tokens=25, logprobs=True, top_logprobs=5)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "answer_too_long")
+    assert error["message"] == (
+        "the answer has more than 5 tokens with 5 alternatives each: one that is no stream may have "
+        "30 tokens, alternatives included, over all choices; ask for a stream, or for fewer tokens, "
+        "choices or log probabilities"
+    )
 
 
 async def test_one_tenant_does_not_take_every_slot(start: Start, bus: Any) -> None:

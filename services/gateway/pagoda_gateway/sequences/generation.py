@@ -23,6 +23,7 @@ from pagoda_gateway.errors import (
     DeadlineError,
     GatewayError,
     InternalError,
+    LongAnswerError,
     UndeliveredError,
 )
 from pagoda_gateway.sequences import usage
@@ -37,6 +38,7 @@ from pagoda_gateway.sequences.request import (
     tenant_tag,
 )
 from pagoda_gateway.sequences.stages import stage_span
+from pagoda_gateway.sequences.unread_limit import UnreadLimit
 from pagoda_gateway.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Generation:
         span: Span,
         context: Context,
         deadline: float,
-        max_undelivered_tokens: int | None,
+        unread_limit: UnreadLimit,
         max_placed: int,
         asked_ahead: AskedAhead | None = None,
         clock: Callable[[], float] = time.time,
@@ -95,7 +97,7 @@ class Generation:
             span: gateway.request.
             context: of the trace, with that span.
             deadline: when it must have ended, by the event loop's clock.
-            max_undelivered_tokens: bound on what waits for a slow reader; None: nobody reads yet.
+            unread_limit: bound on what waits for the client.
             max_placed: sequences that workers have at a time; others wait here.
             asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             clock: Unix seconds, of its records.
@@ -122,7 +124,7 @@ class Generation:
         self._placer = placer
         self._frames = frames
         self._open_log = open_log
-        self._max_undelivered_tokens = max_undelivered_tokens
+        self._unread_limit, self._max_unread_tokens = unread_limit, unread_limit.num_tokens
         self._max_placed = max_placed
         self._is_at_gate = self._is_being_judged = False
         self._clock, self._monotonic = clock, monotonic
@@ -169,22 +171,16 @@ class Generation:
         return "route"
 
     def on_sequence_change(self, num_unread: int) -> None:
-        """Tell whoever reads; cut a request whose reader is far too slow.
+        """Tell whoever reads; cut a request of which too much waits for the client.
 
         `num_unread`: tokens of the sequence that changed.
         """
         self.on_progress()
-        limit = self._max_undelivered_tokens
-        if limit is None or num_unread <= limit // len(self.sequences):
+        limit = self._max_unread_tokens
+        if num_unread <= limit // len(self.sequences):
             return
         if sum(s.num_unread for s in self.sequences) > limit:
-            self.fail(
-                UndeliveredError(
-                    f"more than {limit} tokens wait for this client: read faster, ask for fewer "
-                    "tokens, or for a stream if it is none"
-                ),
-                reason="client_disconnect",
-            )
+            self.fail(self._unread_limit.error(), reason="client_disconnect")
 
     def begin(self) -> None:
         """Open the account, if nothing can keep the request from running; `run` must follow.
@@ -269,12 +265,14 @@ class Generation:
     def _is_prompt_due(self, outcome: str) -> bool:
         """Return whether the prompt is used up.
 
-        Not by what failed here before the client had any of it. Who leaves, does not read, or sets
-        a deadline that passes has had it computed, if a worker was asked.
+        Not by what failed here before the client had any of it. Who leaves, does not read, asks for
+        more than fits in an answer, or sets a deadline that passes has had it computed, if a worker
+        was asked.
         """
         if any(sequence.num_delivered for sequence in self.sequences):
             return True
-        if self.is_disconnected or isinstance(self.failure, DeadlineError | UndeliveredError):
+        own_faults = DeadlineError | UndeliveredError | LongAnswerError
+        if self.is_disconnected or isinstance(self.failure, own_faults):
             return bool(self._request.worker_ids)
         return outcome == "finished"
 

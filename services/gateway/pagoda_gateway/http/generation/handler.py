@@ -42,6 +42,7 @@ from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestIdentity
 from pagoda_gateway.sequences.stages import stage_span
+from pagoda_gateway.sequences.unread_limit import UnreadLimit
 from pagoda_gateway.served_model import ServedModel
 from pagoda_runtime.telemetry.tracing import attached
 
@@ -269,10 +270,10 @@ class GenerationHandler(Generic[Sent, Body]):
             span=span,
             context=context,
             deadline=deadline,
-            max_undelivered_tokens=(
-                settings.max_undelivered_tokens
-                if is_stream
-                else settings.max_whole_tokens // (1 + (processed.options.num_logprobs or 0))
+            unread_limit=UnreadLimit(
+                settings.max_undelivered_tokens if is_stream else settings.max_whole_tokens,
+                is_stream,
+                processed.options.num_logprobs or 0,
             ),
             max_placed=settings.max_sequences,
             asked_ahead=asked,
