@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from pagoda_runtime.configuration.addresses import ENCODE, redis_address
@@ -14,6 +14,10 @@ from pagoda_runtime.configuration.values import MAX_SECONDS, Seconds
 
 MIN_ADMIN_KEY_CHARS = 16
 MAX_DAYS = 36_500
+MIN_BODY_BUDGET_BYTES = 1 << 20  # an upload holds half of it, whatever its size
+MIN_USAGE_LOG_BYTES = 1 << 20  # gateways send up to a quarter of it at once
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
+_USUAL_PORTS = {"http": 80, "https": 443}
 _LEDGER_URL = re.compile(r"sqlite:///(?!:memory:).+|postgres(ql)?(\+psycopg)?://.+")
 
 
@@ -30,7 +34,8 @@ class GatewaySettings(ServiceSettings):
     cors_origins: list[str] = Field(
         [],
         description="Origins of web pages that may call, as JSON, such as "
-        '["https://chat.example"]; ["*"] is any.',
+        '["https://chat.example"], each as browsers send it: scheme://host or scheme://host:port '
+        'in lower case, or null; ["*"] is any.',
     )
     ledger_url: SecretStr = Field(
         SecretStr(""),
@@ -56,8 +61,9 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
     body_budget_bytes: int = Field(
         256 * 1024 * 1024,
-        ge=1024,
-        description="Bytes of all request bodies being read or prepared; beyond: 503.",
+        ge=MIN_BODY_BUDGET_BYTES,
+        description="Bytes of all request bodies being read or prepared; beyond: 503. At least "
+        "PAGODA_GATEWAY_MAX_BODY_BYTES.",
     )
     body_timeout_seconds: Seconds = Field(
         10.0,
@@ -115,7 +121,7 @@ class GatewaySettings(ServiceSettings):
         1_048_576,
         ge=1,
         description="Tokens that one answer which is no stream may have, log probabilities "
-        "included, before it is cut.",
+        "included; one that gets longer is a 400.",
     )
     response_store_bytes: int = Field(
         1 << 30,
@@ -152,7 +158,10 @@ class GatewaySettings(ServiceSettings):
         description="Bytes of files one tenant may keep, answers of its batches included.",
     )
     total_file_bytes: int = Field(
-        4 << 30, ge=1024, description="Bytes of all files in the ledger's database."
+        4 << 30,
+        ge=1024,
+        description="Bytes of all files in the ledger's database; no fewer than a "
+        "PAGODA_GATEWAY_MAX_FILE_BYTES that is set.",
     )
     file_keep_seconds: int = Field(
         30 * 86_400,
@@ -229,7 +238,7 @@ class GatewaySettings(ServiceSettings):
     )
     usage_log_bytes: int = Field(
         4 << 30,
-        ge=4096,
+        ge=MIN_USAGE_LOG_BYTES,
         description="Most bytes of usage records that wait in NATS to be applied; beyond it they "
         "wait in outboxes. NATS keeps room for them on its disk: less where it has less, and "
         "`pagoda up` takes at most a quarter of what is free.",
@@ -251,7 +260,8 @@ class GatewaySettings(ServiceSettings):
     silence_seconds: Seconds = Field(
         1.5,
         gt=0,
-        description="A sequence of which nothing was heard for so long is asked for at its worker.",
+        description="A sequence of which nothing was heard for so long is asked for at its worker, "
+        "which has as long to answer.",
     )
     failover_wait_seconds: Seconds = Field(
         30.0, ge=0, description="How long a sequence that lost its worker waits for another one."
@@ -279,6 +289,19 @@ class GatewaySettings(ServiceSettings):
     drain_seconds: Seconds = Field(
         30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_cors_origins(cls, origins: list[str]) -> list[str]:
+        for text in origins:
+            meant = _origin_of(text)
+            if text not in ("*", "null", meant):
+                hint = f': did you mean "{meant}"?' if meant else ""
+                raise ValueError(
+                    f"no page has the origin {text!r}{hint}; give scheme://host or "
+                    "scheme://host:port in lower case, without a path, as browsers send it"
+                )
+        return origins
 
     @field_validator("ledger_url")
     @classmethod
@@ -314,6 +337,24 @@ class GatewaySettings(ServiceSettings):
             )
         return key
 
+    @model_validator(mode="after")
+    def _check_sums(self) -> "GatewaySettings":
+        if self.body_budget_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"PAGODA_GATEWAY_BODY_BUDGET_BYTES is {self.body_budget_bytes}, must be at least "
+                f"PAGODA_GATEWAY_MAX_BODY_BYTES ({self.max_body_bytes}), or the largest bodies "
+                "could never be read: raise the one or lower the other"
+            )
+        # `pagoda up` shares out a small disk: files may be smaller there than nobody asked for
+        is_file_limit_set = "max_file_bytes" in self.model_fields_set
+        if is_file_limit_set and self.total_file_bytes < self.max_file_bytes:
+            raise ValueError(
+                f"PAGODA_GATEWAY_TOTAL_FILE_BYTES is {self.total_file_bytes}, must be at least "
+                f"PAGODA_GATEWAY_MAX_FILE_BYTES ({self.max_file_bytes}), or the largest files "
+                "could never be kept: raise the one or lower the other"
+            )
+        return self
+
     def limits_address(self, common_url: str) -> str:
         """Return the URL of the Redis that counts; `common_url` is the platform's."""
         return self.limits_redis_url.get_secret_value() or common_url
@@ -336,6 +377,19 @@ class GatewaySettings(ServiceSettings):
         # a path's own % and ? would be read as parts of a URL
         path = quote(str(home / "ledger.sqlite3"), safe="/ +")
         return f"sqlite:///{path}"
+
+
+def _origin_of(text: str) -> str | None:
+    """Return the origin that a page of this URL, or on this host, has; None if there is none."""
+    try:
+        url = urlsplit(text if "://" in text else f"https://{text}")
+        host, port = url.hostname or "", url.port
+    except ValueError:  # a port that is no number
+        return None
+    host = f"[{host}]" if ":" in host else host
+    is_usual = port is None or port == _USUAL_PORTS.get(url.scheme)  # browsers leave it out
+    origin = f"{url.scheme}://{host}" if is_usual else f"{url.scheme}://{host}:{port}"
+    return origin if _ORIGIN.fullmatch(origin) else None
 
 
 def _is_ledger_url(url: str) -> bool:

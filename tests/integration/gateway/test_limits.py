@@ -170,9 +170,9 @@ async def test_alternatives_of_tokens_count_in_whole_answers(start: Start) -> No
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "answer_too_long")
     assert error["message"] == (
-        "the answer has more than 5 tokens with 5 alternatives each: one that is no stream may have "
-        "30 tokens, alternatives included, over all choices; ask for a stream, or for fewer tokens, "
-        "choices or log probabilities"
+        "the answer has more than 5 tokens with 5 alternatives each: one that is no stream may "
+        "have 30 tokens, alternatives included, over all choices; ask for a stream, or for fewer "
+        "tokens, choices or log probabilities"
     )
 
 

@@ -79,13 +79,16 @@ async def num_logged(bus: Bus) -> int:
 async def test_a_log_smaller_than_all_records_never_refuses_a_request(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_nats: Server
 ) -> None:
+    async def ensure_small_stream(bus: Bus, _max_bytes: int) -> None:
+        await ensure_usage_stream(bus, MAX_BYTES)
+
+    for module in (applier, forwarder):
+        monkeypatch.setattr(module, "ensure_usage_stream", ensure_small_stream)
     monkeypatch.setattr(applier, "TRIM_SECONDS", 0.01)
     common = settings_for(own_nats, home=tmp_path)
     async with (
         Bus.connect(common, name="workers") as bus,
-        running_gateway(
-            common, bus, model_folder, ScriptedWorker(bus), usage_log_bytes=MAX_BYTES
-        ) as running,
+        running_gateway(common, bus, model_folder, ScriptedWorker(bus)) as running,
     ):
         for _ in range(NUM_REQUESTS):
             answer = await running.chat(max_tokens=2)

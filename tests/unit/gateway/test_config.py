@@ -1,5 +1,6 @@
 """Settings of the gateway."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,58 @@ def test_a_file_of_policies_may_lie_in_the_users_home(
     (tmp_path / "policies.yaml").touch()
     settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_SAFETY_FILE": "~/policies.yaml"})
     assert settings.safety_file == tmp_path / "policies.yaml"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "https://chat.example", "http://localhost:3000", "http://[::1]:8080", "app://x"],
+)
+def test_origins_of_pages_as_browsers_send_them(origin: str) -> None:
+    given = json.dumps([origin])
+    settings = load_settings(GatewaySettings, {"PAGODA_GATEWAY_CORS_ORIGINS": given})
+    assert settings.cors_origins == [origin]
+
+
+@pytest.mark.parametrize(
+    ("origin", "meant"),
+    [
+        ("https://chat.example/", "https://chat.example"),
+        ("https://a/b", "https://a"),
+        ("HTTPS://Chat.Example", "https://chat.example"),
+        ("https://chat.example:443", "https://chat.example"),
+        ("chat.example", "https://chat.example"),
+        ("localhost:3000", "https://localhost:3000"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused_with_what_was_meant(
+    origin: str, meant: str
+) -> None:
+    with pytest.raises(SettingsError, match=f'ORIGINS.*did you mean "{meant}"'):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_CORS_ORIGINS": json.dumps([origin])})
+
+
+@pytest.mark.parametrize("origin", ["", "https://", "https://*.example", "https://a:port"])
+def test_what_is_no_origin_at_all_is_refused(origin: str) -> None:
+    with pytest.raises(SettingsError, match=r"no page has the origin '[^']*'; give scheme://host"):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_CORS_ORIGINS": json.dumps([origin])})
+
+
+@pytest.mark.parametrize(
+    ("total", "part"),
+    [("BODY_BUDGET_BYTES", "MAX_BODY_BYTES"), ("TOTAL_FILE_BYTES", "MAX_FILE_BYTES")],
+)
+def test_a_part_that_is_larger_than_the_whole_is_refused(total: str, part: str) -> None:
+    names = [f"PAGODA_GATEWAY_{name}" for name in (total, part)]
+    values = dict(zip(names, ("2000000", "2000001"), strict=True))
+    with pytest.raises(SettingsError, match=r"{} is 2000000, .*{} \(2000001\)".format(*names)):
+        load_settings(GatewaySettings, values)
+    load_settings(GatewaySettings, dict.fromkeys(names, "2000000"))
+
+
+def test_files_of_a_small_disk_may_be_smaller_than_the_default() -> None:
+    load_settings(GatewaySettings, {"PAGODA_GATEWAY_TOTAL_FILE_BYTES": "2000000"})
+
+
+def test_a_usage_log_without_room_for_what_is_sent_at_once_is_refused() -> None:
+    with pytest.raises(SettingsError, match="greater than or equal to 1048576"):
+        load_settings(GatewaySettings, {"PAGODA_GATEWAY_USAGE_LOG_BYTES": "4096"})
