@@ -107,6 +107,7 @@ def _measure_steps(
         model,
         config,
         num_tokens=num_seqs * (num_prompt_tokens + NUM_OUTPUT_TOKENS),
+        num_seqs=num_seqs,
     )
     most = MOST_MEMORY
     if model.decoder.takes_last_rows:  # all layers have all rows only of a prompt that is scored

@@ -51,16 +51,20 @@ class OneLayerCache(KvCache):
 class ScratchEngine:
     """Runs dummy sequences, without graphs and without a trace in the real engine's blocks."""
 
-    def __init__(self, model: LoadedModel, config: EngineConfig, *, num_tokens: int) -> None:
+    def __init__(
+        self, model: LoadedModel, config: EngineConfig, *, num_tokens: int, num_seqs: int
+    ) -> None:
         """Allocate KV of one layer.
 
         Args:
             model: of the real engine.
             config: of the real engine.
             num_tokens: KV tokens at the same time, over all sequences.
+            num_seqs: so many; those that are more than may run wait.
         """
         # Each sequence has a block that is not full, and running ones spare one each.
-        num_blocks = num_tokens // config.block_size + 2 * config.max_num_seqs
+        num_running = min(num_seqs, config.max_num_seqs)
+        num_blocks = num_tokens // config.block_size + 2 * num_running
         num_blocks += num_blocks // 50 + 1  # admission leaves a hundredth free
         config = replace(
             config,

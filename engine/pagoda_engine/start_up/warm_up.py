@@ -49,7 +49,9 @@ def warm_kernels(
     limit = min(limit, MAX_PROMPT_TOKENS if model.device.type == "cuda" else 2)
     if limit < 1:
         return
-    scratch = ScratchEngine(model, config, num_tokens=limit + NUM_OUTPUT_TOKENS)
+    num_seqs = 2 * len(SAMPLINGS)
+    num_tokens = max(limit + NUM_OUTPUT_TOKENS, num_seqs * (2 + NUM_OUTPUT_TOKENS))
+    scratch = ScratchEngine(model, config, num_tokens=num_tokens, num_seqs=num_seqs)
     for sampling in SAMPLINGS:
         scratch.add(1, sampling)
     scratch.step()

@@ -10,7 +10,9 @@ from support.engine_driver import hash_block
 from support.tiny_checkpoints import make_tiny_checkpoint
 
 from pagoda_engine import Engine, EngineConfig, KvCache, LoadedModel, load_model
+from pagoda_engine.cache.kv_layout import KvLayout
 from pagoda_engine.sampling import sampler
+from pagoda_engine.start_up import scratch_engine
 from pagoda_engine.start_up.warm_up import SAMPLINGS, prompt_lengths, warm_engine, warm_kernels
 from pagoda_kernels import SamplingRows, sample_tokens
 
@@ -58,6 +60,23 @@ def test_nothing_is_left_behind_whatever_the_limits(
     assert evicted == []
     assert engine.step().stored == ()
     engine.check_invariants()
+
+
+def test_its_blocks_are_for_what_it_runs_however_many_sequences_the_engine_may(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nums_of_blocks: list[int] = []
+
+    class Recorded(scratch_engine.OneLayerCache):
+        def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+            nums_of_blocks.append(num_blocks)
+            super().__init__(layout, num_blocks, device)
+
+    monkeypatch.setattr(scratch_engine, "OneLayerCache", Recorded)
+    warm_kernels(model, EngineConfig(max_num_seqs=4096, block_size=256, max_model_len=64))
+
+    (num_blocks,) = nums_of_blocks
+    assert num_blocks < 3 * 2 * len(SAMPLINGS)
 
 
 def test_blocks_keep_their_bytes(model: LoadedModel) -> None:
