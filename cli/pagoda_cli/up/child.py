@@ -61,10 +61,14 @@ class Child:
 
         Its output is appended to the log. The session is ours: Linux gives each session an equal
         share of the processors, in which a process's niceness counts among its own session alone.
+
+        Raises:
+            OSError: there is no room for a process, or the log cannot be written.
         """
         self.num_starts += 1
         self._started_at = now
         parent = os.getpid()
+        self.spec.log.parent.mkdir(mode=0o700, exist_ok=True)
         with self.spec.log.open("ab") as log:
             self._log_begin = log.tell()
             self._process = subprocess.Popen(

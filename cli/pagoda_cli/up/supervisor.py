@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pagoda_cli.up.child import Child, ChildSpec
-from pagoda_cli.up.errors import ChildExitedError
+from pagoda_cli.up.errors import ChildExitedError, ChildNotStartedError
 
 POLL_SECONDS = 0.05
 TRIM_SECONDS = 30.0
@@ -35,9 +35,16 @@ class Supervisor:
         self._trim_at = 0.0
 
     def start(self) -> None:
-        """Start all processes at once."""
-        for child in self.children.values():
-            child.start(self._clock())
+        """Start all processes at once.
+
+        Raises:
+            ChildNotStartedError: one cannot be started.
+        """
+        for name, child in self.children.items():
+            try:
+                child.start(self._clock())
+            except OSError as error:
+                raise ChildNotStartedError(name, str(error), child.spec.log) from error
 
     def check_start(self) -> None:
         """Look for processes that ended; during the start none may.
@@ -54,17 +61,25 @@ class Supervisor:
         now = self._clock()
         for name, child in self.children.items():
             if (reason := child.poll()) is not None:
-                delay = child.next_delay(now)
-                self._restart_at[name] = now + delay
-                self._report(
-                    f"{name} {reason}; starting it again in {delay:g} s ({child.spec.log})"
-                )
+                self._start_later(name, reason, now)
             elif not child.is_running and now >= self._restart_at[name]:
-                child.start(now)
+                self._start_again(name, now)
         if now >= self._trim_at:
             self._trim_at = now + TRIM_SECONDS
             for child in self.children.values():
                 child.trim_log()
+
+    def _start_again(self, name: str, now: float) -> None:
+        try:
+            self.children[name].start(now)
+        except OSError as error:  # of this moment, perhaps: the others go on
+            self._start_later(name, f"could not be started ({error})", now)
+
+    def _start_later(self, name: str, reason: str, now: float) -> None:
+        child = self.children[name]
+        delay = child.next_delay(now)
+        self._restart_at[name] = now + delay
+        self._report(f"{name} {reason}; starting it again in {delay:g} s ({child.spec.log})")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep everything running until `stop` is set; look when a child ends or is due."""

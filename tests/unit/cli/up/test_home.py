@@ -53,6 +53,15 @@ def test_a_home_that_cannot_be_made_names_its_setting(home: str) -> None:
         lock_home(Path(home))
 
 
+def test_files_that_cannot_be_used_are_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        StartError, match=r"cannot write .*secrets.json \(.*set another PAGODA_HOME"
+    ):
+        load_secrets(tmp_path / "nowhere")
+    with pytest.raises(StartError, match=r"cannot write .*/env \("):
+        write_environment(tmp_path / "nowhere" / "env", {})
+
+
 def test_a_home_is_used_once(tmp_path: Path) -> None:
     with lock_home(tmp_path), pytest.raises(HomeInUseError, match="PAGODA_HOME"):
         lock_home(tmp_path)

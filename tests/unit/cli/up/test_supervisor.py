@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import psutil
 import pytest
 
 from pagoda_cli.up.child import ChildSpec
-from pagoda_cli.up.errors import ChildExitedError
+from pagoda_cli.up.errors import ChildExitedError, ChildNotStartedError
 from pagoda_cli.up.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,52 @@ async def test_who_dies_is_started_again(tmp_path: Path) -> None:
         assert child.num_starts == 2
         assert len(reports) == 1
         assert "a was killed by SIGKILL; starting it again in 0.25 s" in reports[0]
+
+
+async def test_a_folder_of_logs_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    async with supervised(spec(logs, "a", FOREVER)) as (supervisor, _):
+        child = supervisor.children["a"]
+        shutil.rmtree(logs)
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: child.num_starts == 2, supervisor.keep_running)
+
+        assert logs.is_dir()
+        assert child.is_running
+
+
+async def test_a_start_that_fails_is_reported_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may be out of processes for a moment; meanwhile the others are looked after."""
+    specs = [spec(tmp_path, name, FOREVER) for name in "ab"]
+    async with supervised(*specs) as (supervisor, reports):
+        a, b = supervisor.children.values()
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", no_process)
+            for child in (a, b):
+                os.kill(child.pid, signal.SIGKILL)
+            await until(lambda: a.num_starts > 1 and b.num_starts > 1, supervisor.keep_running)
+        await until(lambda: a.is_running and b.is_running, supervisor.keep_running)
+
+    cause = os.strerror(errno.EAGAIN)
+    failures = [report for report in reports if cause in report]
+    assert len(failures) == len(reports) - 2 >= 2
+    assert failures[0].startswith(f"a could not be started ([Errno {errno.EAGAIN}] {cause});")
+    assert "starting it again in 0.5 s" in failures[0]
+    assert failures[0].endswith(f"({a.spec.log})")
+
+
+def no_process(*_: object, **__: object) -> None:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+async def test_a_first_start_that_fails_names_the_process_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.log").mkdir()
+    supervisor = Supervisor([spec(tmp_path, "a", FOREVER)], report=print)
+    with pytest.raises(ChildNotStartedError, match=r"cannot start a \(.*a.log.*can be written"):
+        supervisor.start()
 
 
 async def test_an_early_end_during_the_start_shows_its_log(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""What `pagoda up` prints. A line that cannot be said is dropped: the stack does not end for it."""
+
+import contextlib
+import os
+import sys
+from typing import TextIO
+
+
+def say(text: str) -> None:
+    """Print a line about the stack to stderr."""
+    put(f"pagoda: {text}\n", sys.stderr)
+
+
+def put(text: str, stream: TextIO) -> None:
+    """Write text at once, or not at all where its reader is gone or its disk is full."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            _forget(stream)
+
+
+def _forget(stream: TextIO) -> None:
+    """Empty the stream's buffer: Python would try to write it again, with noise as it exits."""
+    file = stream.fileno()
+    with open(os.devnull, "wb") as nowhere, open(os.dup(file), "wb") as kept:
+        os.dup2(nowhere.fileno(), file)
+        try:
+            stream.flush()
+        finally:
+            os.dup2(kept.fileno(), file)
