@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import typer
 
 from pagoda_cli.up.errors import NotReadyError, StackError
-from pagoda_cli.up.home import load_secrets, lock_home, write_environment
+from pagoda_cli.up.home import OTHERS, load_secrets, lock_home, write_environment
 from pagoda_cli.up.ports import reachable, require_free
 from pagoda_cli.up.readiness import waiting_for
 from pagoda_cli.up.stack import Plan, Stack, make_plan
@@ -33,6 +33,7 @@ def up() -> None:
     (.pagoda), PAGODA_TOPOLOGY (disaggregated | aggregated | prefill=P,decode=D), and those of every
     service; docs/configuration.md lists them. Logs are in $PAGODA_HOME/logs.
     """
+    os.umask(OTHERS)  # our processes', too: whatever any of them makes is the user's alone
     raise typer.Exit(run_up(os.environ))
 
 

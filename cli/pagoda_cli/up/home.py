@@ -1,10 +1,12 @@
 """The home folder of one stack: lock, secrets, generated files. All private to the user."""
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
 import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ from typing import IO, Any
 from pagoda_cli.up.errors import HomeInUseError, SecretsError
 from pagoda_runtime.messaging.permissions import PERMISSIONS
 from pagoda_runtime.needed import needed, needed_folder
+
+OTHERS = 0o077
+_OWN = ("logs", "nats", "kvstore", "kvstore-[0-9]*", "traces", "outbox", "ledger.sqlite*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Secrets:
 def lock_home(home: Path) -> IO[str]:
     """Create the folder and hold its lock until the file returned is closed.
 
+    What earlier starts left open in it is closed to others; a home that was there stays as it is.
+
     Raises:
         HomeInUseError: another process holds it.
         StartError: it cannot be made or written.
@@ -42,7 +49,17 @@ def lock_home(home: Path) -> IO[str]:
     except BlockingIOError:
         lock.close()
         raise HomeInUseError(home) from None
+    _close_to_others(home)
     return lock
+
+
+def _close_to_others(home: Path) -> None:
+    """Leave what is Pagoda's own in the home to its owner; what a closed folder holds is closed."""
+    for path in (path for pattern in _OWN for path in home.glob(pattern)):
+        with contextlib.suppress(OSError):  # another user's, or a disk that knows no modes
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & OTHERS:
+                path.chmod(mode & ~OTHERS)
 
 
 def load_secrets(home: Path) -> Secrets:

@@ -1,10 +1,12 @@
 import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
+import typer
 
-from pagoda_cli.up.command import _show_progress, run_up
+from pagoda_cli.up.command import _show_progress, run_up, up
 from pagoda_cli.up.home import lock_home
 
 
@@ -56,6 +58,21 @@ def test_a_home_in_use_is_said(environ: dict[str, str], capsys: pytest.CaptureFi
     with lock_home(Path(environ["PAGODA_HOME"])):
         assert run_up(environ) == 1
     assert "another `pagoda up`" in capsys.readouterr().err
+
+
+def test_what_is_made_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_file(_: object) -> int:
+        (tmp_path / "file").touch()
+        return 0
+
+    monkeypatch.setattr("pagoda_cli.up.command.run_up", make_file)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(typer.Exit):
+            up()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
 def test_a_line_of_the_terminal_says_what_is_waited_for(

@@ -68,6 +68,20 @@ def test_a_home_is_used_once(tmp_path: Path) -> None:
     lock_home(tmp_path).close()
 
 
+def test_what_earlier_starts_left_open_is_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    own = ["ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"]
+    for name in (*own, "notes"):
+        (tmp_path / name).touch(0o644)
+    for name in ("outbox", "kvstore-2"):
+        (tmp_path / name).mkdir(0o755)
+    lock_home(tmp_path).close()
+
+    assert {mode_of(tmp_path / name) for name in own} == {0o600}
+    assert {mode_of(tmp_path / name) for name in ("outbox", "kvstore-2", "logs")} == {0o700}
+    assert (mode_of(tmp_path), mode_of(tmp_path / "notes")) == (0o755, 0o644)
+
+
 def test_the_environment_file_can_be_sourced(tmp_path: Path) -> None:
     write_environment(tmp_path / "env", {"A": "http://x/v1", "B": "two words"})
 
