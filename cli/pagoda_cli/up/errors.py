@@ -13,6 +13,12 @@ StackError
 
 from pathlib import Path
 
+_SIGKILL_HINT = (
+    "; that is what a system does that runs out of memory: set a smaller "
+    "PAGODA_DECODE_KV_CACHE_BYTES or PAGODA_DECODE_MAX_NUM_SEQS (PAGODA_PREFILL_... for prefill "
+    "workers), fewer workers in PAGODA_TOPOLOGY (aggregated has one), or a smaller PAGODA_MODEL"
+)
+
 
 class StackError(Exception):
     """Root of the errors of `pagoda up`."""
@@ -79,7 +85,8 @@ class ChildExitedError(StackError):
 
     def __init__(self, name: str, reason: str, log: Path, tail: str) -> None:
         self.name = name
-        super().__init__(f"{name} {reason} during the start; the end of {log}:\n{tail}")
+        hint = _SIGKILL_HINT if "SIGKILL" in reason else ""
+        super().__init__(f"{name} {reason} during the start{hint}; the end of {log}:\n{tail}")
 
 
 class NotReadyError(StackError):

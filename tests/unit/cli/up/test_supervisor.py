@@ -21,7 +21,9 @@ from pagoda_cli.up.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
-FOREVER = "import time; print('up', flush=True); time.sleep(600)"
+UP = "print('up', flush=True)"
+KILL = "os.kill(os.getpid(), 9)"
+FOREVER = f"import time; {UP}; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOREVER
 LEAVES_CHILD = (
     f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); {FOREVER}"
@@ -85,6 +87,18 @@ async def test_who_dies_is_started_again(tmp_path: Path) -> None:
         assert child.num_starts == 2
         assert len(reports) == 1
         assert "a was killed by SIGKILL; starting it again in 0.25 s" in reports[0]
+
+
+@pytest.mark.parametrize(("end", "is_said"), [("os.abort()", False), (KILL, True)])
+async def test_a_kill_during_the_start_may_be_for_memory(
+    tmp_path: Path, end: str, is_said: bool
+) -> None:
+    async with supervised(spec(tmp_path, "a", f"import os; {UP}; {end}")) as (supervisor, _):
+        with pytest.raises(ChildExitedError, match="a was killed by SIG") as raised:
+            await until(lambda: False, supervisor.check_start)
+
+    assert ("runs out of memory" in str(raised.value)) == is_said
+    assert ("PAGODA_DECODE_KV_CACHE_BYTES" in str(raised.value)) == is_said
 
 
 async def test_a_folder_of_logs_that_is_gone_is_made_again(tmp_path: Path) -> None:
