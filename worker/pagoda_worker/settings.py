@@ -100,7 +100,9 @@ class WorkerSettings(ServiceSettings):
     )
     max_num_waiting: int = Field(256, ge=1, description="Sequences waiting for admission at most")
     drain_seconds: Seconds = Field(
-        30.0, ge=0, description="After SIGTERM: time for running sequences to finish"
+        30.0,
+        ge=0,
+        description="After SIGTERM: time for running sequences to finish; `pagoda up` sets 2",
     )
     write_through_bytes: int = Field(
         64 * 2**20,

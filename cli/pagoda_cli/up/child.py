@@ -31,6 +31,7 @@ class ChildSpec:
     environ: Mapping[str, str]
     log: Path
     stop_stage: int = 0  # stages stop one after the other, 0 first
+    stop_seconds: float = 0.0  # it was told to take so long at most to finish its work
     ready_host: str = "127.0.0.1"  # what it listens on
     ready_port: int | None = None  # where GET /readyz answers; None: not asked
 

@@ -23,8 +23,14 @@ GATEWAY_STAGE, SERVICE_STAGE = 0, 1
 APPLIER_MODULE = "pagoda_gateway.accounts.usage.applier"
 GPU_MEMORY_UTILIZATION = 0.9
 """Of all workers together: they see the same GPU, if there is one."""
-DRAIN_SECONDS = {"gateway": "3"}
-DEFAULT_DRAIN_SECONDS = "2"
+STOP_SECONDS = {
+    "gateway": ("PAGODA_GATEWAY_DRAIN_SECONDS", "3"),
+    "prefill": ("PAGODA_PREFILL_DRAIN_SECONDS", "2"),
+    "decode": ("PAGODA_DECODE_DRAIN_SECONDS", "2"),
+    "kvstore": ("PAGODA_KVSTORE_FLUSH_SECONDS", "2"),
+}
+"""What tells a service how long it may finish its work, and our default: with the supervisor's
+margins a stack stops within ten seconds."""
 SERVICE_SECRETS = {
     "gateway": frozenset({"PAGODA_REDIS_URL"}),
     "router": frozenset({"PAGODA_REDIS_URL"}),
@@ -241,9 +247,10 @@ class Stack:
         self, service: str, name: str, variables: dict[str, str], *, is_first: bool = True
     ) -> ChildSpec:
         known = _names_of(service)
-        drain = f"PAGODA_{service.upper()}_DRAIN_SECONDS"
-        if drain in known and not self._user.get(drain):
-            variables[drain] = DRAIN_SECONDS.get(service, DEFAULT_DRAIN_SECONDS)
+        stop_seconds = "0"
+        if service in STOP_SECONDS:
+            setting, default = STOP_SECONDS[service]
+            variables[setting] = stop_seconds = self._user.get(setting) or default
         health = f"PAGODA_{service.upper()}_HEALTH_PORT"
         is_gateway = service == "gateway"
         ready_port = self._plan.http_port if is_gateway else None
@@ -258,6 +265,7 @@ class Stack:
             environ=self._environment_of(service) | variables,
             log=self._plan.home / "logs" / f"{name}.log",
             stop_stage=GATEWAY_STAGE if is_gateway else SERVICE_STAGE,
+            stop_seconds=float(stop_seconds),
             ready_host=self._plan.http_host if is_gateway else host,
             ready_port=ready_port,
         )

@@ -13,7 +13,7 @@ from pagoda_cli.up.errors import ChildExitedError, ChildNotStartedError
 
 POLL_SECONDS = 0.05
 TRIM_SECONDS = 30.0
-STAGE_SECONDS = (3.5, 3.5, 1.5)  # SIGTERM to SIGKILL; together below ten seconds
+MARGIN_SECONDS = 1.5  # to say what is left and to exit, beside the time to finish work
 
 
 class Supervisor:
@@ -25,12 +25,12 @@ class Supervisor:
         *,
         report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
-        stage_seconds: Sequence[float] = STAGE_SECONDS,
+        margin_seconds: float = MARGIN_SECONDS,
     ) -> None:
         self.children = {spec.name: Child(spec) for spec in specs}
         self._report = report
         self._clock = clock
-        self._stage_seconds = stage_seconds
+        self._margin_seconds = margin_seconds
         self._restart_at: dict[str, float] = {}
         self._trim_at = 0.0
 
@@ -110,20 +110,17 @@ class Supervisor:
         return max(0.0, min([self._trim_at, *waiting]) - self._clock())
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Stop stage after stage: SIGTERM, then SIGKILL for the rest; `hurry` cuts it short."""
-        for stage, seconds in enumerate(self._stage_seconds):
-            is_last = stage == len(self._stage_seconds) - 1
-            children = [
-                child
-                for child in self.children.values()
-                if child.spec.stop_stage == stage or (is_last and child.spec.stop_stage > stage)
-            ]
-            await self._stop_stage(children, seconds, hurry)
+        """Stop stage after stage: SIGTERM, then SIGKILL for the rest; `hurry` cuts it short.
 
-    async def _stop_stage(
-        self, children: list[Child], seconds: float, hurry: asyncio.Event
-    ) -> None:
-        deadline = self._clock() + seconds
+        A stage has the longest time that one of its processes was told to take, and a margin.
+        """
+        for stage in sorted({child.spec.stop_stage for child in self.children.values()}):
+            children = [c for c in self.children.values() if c.spec.stop_stage == stage]
+            await self._stop_stage(children, hurry)
+
+    async def _stop_stage(self, children: list[Child], hurry: asyncio.Event) -> None:
+        seconds = max(child.spec.stop_seconds for child in children)
+        deadline = self._clock() + seconds + self._margin_seconds
         for child in children:
             child.signal(signal.SIGTERM)
         while any(child.is_running for child in children):

@@ -287,7 +287,9 @@ class GatewaySettings(ServiceSettings):
         description="So many days a receipt is found by the x-request-id of the client; 0: always.",
     )
     drain_seconds: Seconds = Field(
-        30.0, ge=0, description="After SIGTERM: how long requests in flight may go on."
+        30.0,
+        ge=0,
+        description="After SIGTERM: how long requests in flight may go on; `pagoda up` sets 3.",
     )
 
     @field_validator("cors_origins")

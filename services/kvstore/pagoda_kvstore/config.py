@@ -50,7 +50,9 @@ class KvstoreSettings(ServiceSettings):
         60.0, gt=0, description="The whole content is published again after this time"
     )
     flush_seconds: Seconds = Field(
-        8.0, gt=0, description="Time to write what is queued for NVMe at shutdown"
+        8.0,
+        gt=0,
+        description="Time to write what is queued for NVMe at shutdown; `pagoda up` sets 2",
     )
 
     @model_validator(mode="after")

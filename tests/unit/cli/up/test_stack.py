@@ -10,6 +10,7 @@ from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import load_secrets, lock_home
 from pagoda_cli.up.ports import pick_port
 from pagoda_cli.up.stack import Stack, make_plan
+from pagoda_cli.up.supervisor import MARGIN_SECONDS
 from pagoda_runtime.errors import ModelFolderError, SettingsError
 
 
@@ -169,6 +170,35 @@ def test_what_the_user_sets_wins(environ: dict[str, str]) -> None:
     assert specs["kvstore"].environ["PAGODA_KVSTORE_CPU_BYTES"] == "1000000"
     assert decode["PAGODA_DECODE_GPU_MEMORY_UTILIZATION"] == "0.5"
     assert decode["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_stack_stops_within_ten_seconds(environ: dict[str, str]) -> None:
+    _, specs = build(environ)
+    stages = {
+        stage: max(spec.stop_seconds for spec in specs.values() if spec.stop_stage == stage)
+        for stage in {spec.stop_stage for spec in specs.values()}
+    }
+
+    assert stages == {0: 3.0, 1: 2.0, 2: 0.0}
+    assert sum(stages.values()) + len(stages) * MARGIN_SECONDS < 10
+
+
+@pytest.mark.parametrize(
+    ("process", "setting"),
+    [
+        ("gateway", "PAGODA_GATEWAY_DRAIN_SECONDS"),
+        ("prefill-1", "PAGODA_PREFILL_DRAIN_SECONDS"),
+        ("decode-1", "PAGODA_DECODE_DRAIN_SECONDS"),
+        ("kvstore", "PAGODA_KVSTORE_FLUSH_SECONDS"),
+    ],
+)
+def test_a_process_has_the_time_that_it_was_told_to_stop_in(
+    environ: dict[str, str], process: str, setting: str
+) -> None:
+    _, specs = build(environ | {setting: "30"})
+
+    assert specs[process].environ[setting] == "30"
+    assert specs[process].stop_seconds == 30
 
 
 @pytest.mark.parametrize(

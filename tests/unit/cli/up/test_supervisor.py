@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,7 @@ async def until(is_true: Callable[[], bool], act: Callable[[], object] = lambda:
 @contextlib.asynccontextmanager
 async def supervised(*specs: ChildSpec, seconds: float = 5.0):  # type: ignore[no-untyped-def]
     reports: list[str] = []
-    supervisor = Supervisor(specs, report=reports.append, stage_seconds=[seconds, seconds])
+    supervisor = Supervisor(specs, report=reports.append, margin_seconds=seconds)
     supervisor.start()
     try:
         await until(lambda: all("up" in s.log.read_text() for s in specs))
@@ -89,7 +90,7 @@ async def test_who_dies_is_started_again(tmp_path: Path) -> None:
         assert "a was killed by SIGKILL; starting it again in 0.25 s" in reports[0]
 
 
-@pytest.mark.parametrize(("end", "is_said"), [("os.abort()", False), (KILL, True)])
+@pytest.mark.parametrize(("end", "is_said"), [("os.kill(os.getpid(), 15)", False), (KILL, True)])
 async def test_a_kill_during_the_start_may_be_for_memory(
     tmp_path: Path, end: str, is_said: bool
 ) -> None:
@@ -174,6 +175,12 @@ async def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
         assert not supervisor.children["a"].is_running
         assert 0.2 <= seconds < 60
+
+
+async def test_who_was_told_to_take_its_time_has_it(tmp_path: Path) -> None:
+    told = replace(spec(tmp_path, "a", STUBBORN), stop_seconds=0.3)
+    async with supervised(told, spec(tmp_path, "b", STUBBORN), seconds=0.1) as (supervisor, _):
+        assert await stop(supervisor) >= 0.4
 
 
 async def test_hurry_kills_at_once(tmp_path: Path) -> None:
