@@ -18,7 +18,8 @@ class WorkerSettings(ServiceSettings):
     worker_id: str = Field(
         "",
         pattern=r"^[A-Za-z0-9_-]{0,64}$",
-        description="Name of this worker; empty: drawn at start",
+        description="Name of this worker; empty: drawn at start. `pagoda up` adds -1, -2, ... "
+        "where it starts several",
     )
     health_host: str = Field("127.0.0.1", description="Address of /healthz, /readyz and /metrics")
     health_port: int | None = Field(

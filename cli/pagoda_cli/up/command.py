@@ -15,9 +15,10 @@ import typer
 
 from pagoda_cli.up.errors import NotReadyError, StackError
 from pagoda_cli.up.home import OTHERS, load_secrets, lock_home, write_environment
+from pagoda_cli.up.plan import Plan, make_plan
 from pagoda_cli.up.ports import reachable, require_free
 from pagoda_cli.up.readiness import waiting_for
-from pagoda_cli.up.stack import Plan, Stack, make_plan
+from pagoda_cli.up.stack import Stack
 from pagoda_cli.up.supervisor import Supervisor, pause
 from pagoda_cli.up.terminal import put, say
 from pagoda_runtime.errors import ModelFolderError, SettingsError, StartError

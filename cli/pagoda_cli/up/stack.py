@@ -1,23 +1,18 @@
-"""What `pagoda up` runs: every process with its environment, from the settings and the home."""
+"""What `pagoda up` runs: every process with its environment, from the plan and the home."""
 
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
 
-from pagoda_cli.all_settings import all_settings, settings_of
+from pagoda_cli.all_settings import settings_of
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.disk import plan_disk
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
+from pagoda_cli.up.plan import Plan, given_ports
 from pagoda_cli.up.ports import LOOPBACK, Ports
-from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
-from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
-from pagoda_runtime.configuration.settings import load_settings, validate_environment
-from pagoda_runtime.errors import SettingsError
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
 APPLIER_MODULE = "pagoda_gateway.accounts.usage.applier"
@@ -47,48 +42,12 @@ NOT_FOR_APPLIERS = frozenset(
         "PAGODA_REDIS_URL",
     }
 )
+ROLES = ("prefill", "decode")
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 JOINING_VARIABLES = (
     "PAGODA_NATS_URL", "PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN",
     "PAGODA_TRACE_DIR",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The checked settings of one stack."""
-
-    home: Path
-    http_host: str
-    http_port: int
-    model: Path
-    model_name: str
-    topology: Topology
-
-
-def make_plan(environ: Mapping[str, str]) -> Plan:
-    """Check the settings of all services together.
-
-    Raises:
-        SettingsError: unknown names or unusable values; lists them all.
-        ModelFolderError: there is no such model.
-    """
-    models = all_settings() | {"common": StackSettings}
-    validate_environment(list(models.values()), environ)
-    common = load_settings(StackSettings, environ)
-    topology = parse_topology(common.topology)
-    ports = {"PAGODA_HTTP_PORT": common.http_port, **_given_ports(environ)}
-    if not topology.num_prefill:
-        ports = {n: port for n, port in ports.items() if not n.startswith("PAGODA_PREFILL_")}
-    _check_ports(ports, environ)
-    return Plan(
-        home=common.home.resolve(),
-        http_host=environ.get("PAGODA_GATEWAY_HOST") or LOOPBACK,
-        http_port=common.http_port,
-        model=resolve_model_folder(common),
-        model_name=common.served_model_name,
-        topology=topology,
-    )
 
 
 class Stack:
@@ -101,7 +60,7 @@ class Stack:
         self._bare_environment = {
             name: value for name, value in environ.items() if not name.startswith(PREFIX)
         }
-        self._ports = Ports(taken={plan.http_port, *_given_ports(environ).values()})
+        self._ports = Ports(taken={plan.http_port, *given_ports(environ).values()})
         self._nats_passwords: dict[str, str] = {}  # empty: the user's own server
         self._infrastructure: list[ChildSpec] = []
         self._kvstore_port = self._port("PAGODA_KVSTORE_GRPC_PORT")
@@ -119,12 +78,8 @@ class Stack:
             self._service("router", "router", {}),
             self._service("kvstore", "kvstore", kvstore_port),
         ]
-        counts = {
-            "prefill": self._plan.topology.num_prefill,
-            "decode": self._plan.topology.num_decode,
-        }
-        for role, count in counts.items():
-            for index in range(count):
+        for role in ROLES:
+            for index in range(self._plan.topology.num_workers(role)):
                 services.append(self._worker(role, index))
         return [*self._infrastructure, *services]
 
@@ -204,7 +159,7 @@ class Stack:
 
     def _worker(self, role: str, index: int) -> ChildSpec:
         prefix = f"PAGODA_{role.upper()}_"
-        variables = self._kvstore_endpoint(role)
+        variables = self._kvstore_endpoint(role) | self._worker_id(role, index)
         if f"{prefix}GRPC_PORT" in _names_of(role):
             variables[f"{prefix}GRPC_PORT"] = str(
                 self._port(f"{prefix}GRPC_PORT" if index == 0 else "")
@@ -222,6 +177,14 @@ class Stack:
         # Threads that wait for torch's next operator leave their processor to others.
         variables["OMP_WAIT_POLICY"] = self._user.get("OMP_WAIT_POLICY") or "PASSIVE"
         return self._service(role, f"{role}-{index + 1}", variables, is_first=index == 0)
+
+    def _worker_id(self, role: str, index: int) -> dict[str, str]:
+        """Return the id that the user gave; several workers each need one of their own."""
+        name = f"PAGODA_{role.upper()}_WORKER_ID"
+        given = self._user.get(name)
+        if not given or self._plan.topology.num_workers(role) == 1:
+            return {}
+        return {name: f"{given}-{index + 1}"}
 
     def _num_threads(self) -> int:
         """Return an equal share of the processors for each worker's operators of torch."""
@@ -278,30 +241,6 @@ class Stack:
     def close(self) -> None:
         """Let go of the ports, once nothing runs on them."""
         self._ports.close()
-
-
-def _check_ports(ports: Mapping[str, int], environ: Mapping[str, str]) -> None:
-    """Raise SettingsError for settings that name the same port of a host; 0 names none."""
-    names: dict[tuple[str, int], list[str]] = {}
-    for name, port in ports.items():
-        its_host = f"{name.removesuffix('_PORT')}_HOST".replace("_HTTP_", "_GATEWAY_")
-        names.setdefault((environ.get(its_host) or LOOPBACK, port), []).append(name)
-    problems = [
-        f"{' and '.join(same)} name the same port, {port}; give each one of its own"
-        for (_, port), same in names.items()
-        if port and len(same) > 1
-    ]
-    if problems:
-        raise SettingsError(problems)
-
-
-def _given_ports(environ: Mapping[str, str]) -> dict[str, int]:
-    """Return every port that a setting names, used or not, by its name."""
-    return {
-        name: int(value)
-        for name, value in environ.items()
-        if name.startswith(PREFIX) and name.endswith("_PORT") and value.strip().isdecimal()
-    }
 
 
 def _names_of(service: str) -> set[str]:

@@ -18,6 +18,10 @@ class Topology:
     num_prefill: int
     num_decode: int
 
+    def num_workers(self, role: str) -> int:
+        """Return how many there are of a role."""
+        return self.num_prefill if role == "prefill" else self.num_decode
+
 
 def parse_topology(text: str) -> Topology:
     """Return the topology that PAGODA_TOPOLOGY names.

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 
 from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import load_secrets, lock_home
+from pagoda_cli.up.plan import make_plan
 from pagoda_cli.up.ports import pick_port
-from pagoda_cli.up.stack import Stack, make_plan
+from pagoda_cli.up.stack import Stack
 from pagoda_cli.up.supervisor import MARGIN_SECONDS
-from pagoda_runtime.errors import ModelFolderError, SettingsError
 
 
 @pytest.fixture
@@ -225,27 +225,6 @@ def test_secrets_are_in_no_command_line(environ: dict[str, str]) -> None:
     assert (Path(environ["PAGODA_HOME"]) / "nats.conf").stat().st_mode & 0o077 == 0
 
 
-def test_names_of_every_service_are_checked_together(environ: dict[str, str]) -> None:
-    with pytest.raises(SettingsError) as raised:
-        make_plan(environ | {"PAGODA_KVSTORE_CPU_BYTE": "1", "PAGODA_HTTP_PORT": "x"})
-
-    assert len(raised.value.problems) == 2
-    assert "did you mean PAGODA_KVSTORE_CPU_BYTES?" in str(raised.value)
-
-
-def test_the_topology_is_checked_together_with_the_rest(environ: dict[str, str]) -> None:
-    with pytest.raises(SettingsError) as raised:
-        make_plan(environ | {"PAGODA_TOPOLOGY": "disagregated", "PAGODA_HTTP_PORT": "x"})
-
-    assert len(raised.value.problems) == 2
-    assert "PAGODA_TOPOLOGY='disagregated': give disaggregated, aggregated" in str(raised.value)
-
-
-def test_a_missing_model_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(ModelFolderError, match="no such folder"):
-        make_plan(environ | {"PAGODA_MODEL": "./nowhere"})
-
-
 @pytest.mark.parametrize("name", ["josé", "feat%2Fx", "what? #1", 'it\'s "here"'])
 def test_the_ledger_lies_in_the_home_whatever_that_is_called(
     environ: dict[str, str], tmp_path: Path, name: str
@@ -268,17 +247,13 @@ def test_services_are_asked_where_they_listen(environ: dict[str, str]) -> None:
     }
 
 
-def test_two_settings_of_one_port_are_refused(environ: dict[str, str]) -> None:
-    same = {"PAGODA_HTTP_PORT": "18001", "PAGODA_ROUTER_HEALTH_PORT": "18001"}
-    with pytest.raises(
-        SettingsError, match="HTTP_PORT and PAGODA_ROUTER_HEALTH_PORT name the same"
-    ):
-        make_plan(environ | same)
-    make_plan(environ | {"PAGODA_ROUTER_HEALTH_PORT": "0", "PAGODA_DECODE_HEALTH_PORT": "0"})
+@pytest.mark.parametrize(("num_decode", "ids"), [(1, ["mine"]), (2, ["mine-1", "mine-2"])])
+def test_no_two_workers_have_one_id(
+    environ: dict[str, str], num_decode: int, ids: list[str]
+) -> None:
+    topology = {"PAGODA_TOPOLOGY": f"prefill=1,decode={num_decode}"}
+    _, specs = build(environ | topology | {"PAGODA_DECODE_WORKER_ID": "mine"})
+    decode = [spec.environ for name, spec in specs.items() if name.startswith("decode")]
 
-
-def test_hosts_have_ports_of_their_own(environ: dict[str, str]) -> None:
-    same = {"PAGODA_HTTP_PORT": "18001", "PAGODA_ROUTER_HEALTH_PORT": "18001"}
-    make_plan(environ | same | {"PAGODA_ROUTER_HEALTH_HOST": "127.0.0.2"})
-    unused = {"PAGODA_PREFILL_HEALTH_PORT": "18002", "PAGODA_DECODE_HEALTH_PORT": "18002"}
-    make_plan(environ | unused | {"PAGODA_TOPOLOGY": "aggregated"})
+    assert [variables["PAGODA_DECODE_WORKER_ID"] for variables in decode] == ids
+    assert "PAGODA_PREFILL_WORKER_ID" not in specs["prefill-1"].environ
