@@ -28,8 +28,10 @@ start and names the nearest valid one. An empty value counts as unset. Structure
 Integers are below 2^63; `~` is the home of the user who starts a process.
 
 `pagoda up` reads all of these, checks them together, and sets the addresses, ports and secrets of
-its processes by itself; what you set wins. Set `PAGODA_NATS_URL` or `PAGODA_REDIS_URL`, and it uses
-that server instead of starting one.
+its processes by itself; what you set wins. So does an empty value that means none, where it would
+choose one: of `PAGODA_TRACE_DIR`, `PAGODA_GATEWAY_BOOTSTRAP_API_KEY`, `PAGODA_GATEWAY_ADMIN_KEY`,
+and the workers' `KVSTORE_ENDPOINT` and `PROCESSOR_TABLE`. Set `PAGODA_NATS_URL` or
+`PAGODA_REDIS_URL`, and it uses that server instead of starting one.
 
 Traces go to an OTLP collector if `OTEL_EXPORTER_OTLP_ENDPOINT` (or
 `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set; other `OTEL_*` variables are the OpenTelemetry SDK's.

@@ -32,7 +32,8 @@ class AdminClient:
         if not self._endpoint.api_key:
             _fail(
                 f"no key of the administration of {self._endpoint.root_url}: set "
-                "PAGODA_GATEWAY_ADMIN_KEY to the one that the gateway was started with"
+                "PAGODA_GATEWAY_ADMIN_KEY to the one that the gateway was started with; if that "
+                "was started with none, it has no administration"
             )
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

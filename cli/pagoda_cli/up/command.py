@@ -103,14 +103,14 @@ async def _until_ready(supervisor: Supervisor, stop: asyncio.Event) -> bool:
 def _announce(plan: Plan, stack: Stack) -> None:
     url, api_key = f"http://{reachable(plan.http_host)}:{plan.http_port}", stack.api_key
     address = {"OPENAI_BASE_URL": f"{url}/v1"}
-    write_environment(
-        plan.home / "env",
-        {**address, "OPENAI_API_KEY": api_key, "PAGODA_MODEL_NAME": plan.model_name},
-    )
+    key = {"OPENAI_API_KEY": api_key} if api_key else {}
+    write_environment(plan.home / "env", address | key | {"PAGODA_MODEL_NAME": plan.model_name})
     # Apart: whoever sources the other file gives no program the right to make keys.
-    write_environment(
-        plan.home / "admin.env", {**address, "PAGODA_GATEWAY_ADMIN_KEY": stack.admin_key}
-    )
+    admin_env = plan.home / "admin.env"
+    if stack.admin_key:
+        write_environment(admin_env, {**address, "PAGODA_GATEWAY_ADMIN_KEY": stack.admin_key})
+    else:
+        admin_env.unlink(missing_ok=True)
     body = {
         "model": plan.model_name,
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -119,10 +119,17 @@ def _announce(plan: Plan, stack: Stack) -> None:
     }
     put(
         f"pagoda ready {url}\n"
-        f"curl -sSN {url}/v1/chat/completions -H {shlex.quote(f'Authorization: Bearer {api_key}')} "
+        f"curl -sSN {url}/v1/chat/completions -H {_authorization(api_key)} "
         f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}\n",
         sys.stdout,
     )
+
+
+def _authorization(api_key: str) -> str:
+    """Return the header as a word for the shell; without a key of ours it is the user's own."""
+    if not api_key:
+        return '"Authorization: Bearer $OPENAI_API_KEY"'
+    return shlex.quote(f"Authorization: Bearer {api_key}")
 
 
 def _show_progress(waiting: list[str]) -> None:

@@ -43,6 +43,16 @@ NOT_FOR_APPLIERS = frozenset(
     }
 )
 ROLES = ("prefill", "decode")
+EMPTY_MEANS_NONE = frozenset(
+    {
+        "PAGODA_TRACE_DIR",
+        "PAGODA_GATEWAY_BOOTSTRAP_API_KEY",
+        "PAGODA_GATEWAY_ADMIN_KEY",
+        *(f"PAGODA_{role.upper()}_KVSTORE_ENDPOINT" for role in ROLES),
+        *(f"PAGODA_{role.upper()}_PROCESSOR_TABLE" for role in ROLES),
+    }
+)
+"""Set empty, they win over what we would choose; of others an empty value counts as unset."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 JOINING_VARIABLES = (
     "PAGODA_NATS_URL", "PAGODA_NATS_USER", "PAGODA_NATS_TOKEN", "PAGODA_CLUSTER_TOKEN",
@@ -56,7 +66,9 @@ class Stack:
     def __init__(self, plan: Plan, secrets: Secrets, environ: Mapping[str, str]) -> None:
         self._plan = plan
         self._secrets = secrets
-        self._user = dict(environ)
+        self._user = {
+            name: value for name, value in environ.items() if value or name in EMPTY_MEANS_NONE
+        }
         self._bare_environment = {
             name: value for name, value in environ.items() if not name.startswith(PREFIX)
         }
@@ -130,10 +142,7 @@ class Stack:
             "PAGODA_HTTP_PORT": str(plan.http_port),
             "PYTHONUNBUFFERED": "1",
         }
-        return defaults | self._given_by_user() | fixed
-
-    def _given_by_user(self) -> dict[str, str]:
-        return {name: value for name, value in self._user.items() if value}
+        return defaults | self._user | fixed
 
     def _environment_of(self, service: str, *, user: str = "") -> dict[str, str]:
         """Return what one service may know: no other's settings, and only its own secrets.
@@ -155,7 +164,7 @@ class Stack:
 
     def _kvstore_endpoint(self, role: str) -> dict[str, str]:
         name = f"PAGODA_{role.upper()}_KVSTORE_ENDPOINT"
-        return {name: self._user.get(name) or f"127.0.0.1:{self._kvstore_port}"}
+        return {name: self._user.get(name, f"127.0.0.1:{self._kvstore_port}")}
 
     def _worker(self, role: str, index: int) -> ChildSpec:
         prefix = f"PAGODA_{role.upper()}_"
@@ -169,7 +178,7 @@ class Stack:
             share = GPU_MEMORY_UTILIZATION / (topology.num_prefill + topology.num_decode)
             variables[f"{prefix}GPU_MEMORY_UTILIZATION"] = f"{share:.3f}"
         table = f"{prefix}PROCESSOR_TABLE"
-        variables[table] = self._user.get(table) or str(self._plan.home / "processors")
+        variables[table] = self._user.get(table, str(self._plan.home / "processors"))
         for name in THREAD_VARIABLES:
             variables[name] = self._user.get(name) or str(self._num_threads())
         niceness = f"{prefix}CPU_NICENESS"

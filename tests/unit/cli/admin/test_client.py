@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
@@ -37,6 +38,16 @@ def test_no_proxy_is_sent_the_key(
     with pytest.raises(typer.Exit):
         AdminClient("http://127.0.0.1:1").ask("GET", "keys")
     assert "refused" in capsys.readouterr().err
+
+
+def test_a_gateway_without_administration_is_thought_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PAGODA_GATEWAY_ADMIN_KEY", "")
+    monkeypatch.setenv("PAGODA_HOME", str(tmp_path))
+    with pytest.raises(typer.Exit):
+        AdminClient("http://127.0.0.1:1")
+    assert "if that was started with none, it has no administration" in capsys.readouterr().err
 
 
 def test_a_server_that_speaks_no_http_is_named(

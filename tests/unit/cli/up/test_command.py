@@ -1,3 +1,4 @@
+import contextlib
 import os
 import socket
 import stat
@@ -6,8 +7,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from pagoda_cli.up.command import _show_progress, run_up, up
-from pagoda_cli.up.home import lock_home
+from pagoda_cli.up.command import _announce, _show_progress, run_up, up
+from pagoda_cli.up.home import load_secrets, lock_home
+from pagoda_cli.up.plan import make_plan
+from pagoda_cli.up.stack import Stack
 
 
 @pytest.fixture
@@ -58,6 +61,27 @@ def test_a_home_in_use_is_said(environ: dict[str, str], capsys: pytest.CaptureFi
     with lock_home(Path(environ["PAGODA_HOME"])):
         assert run_up(environ) == 1
     assert "another `pagoda up`" in capsys.readouterr().err
+
+
+def announce(environ: dict[str, str]) -> None:
+    plan = make_plan(environ)
+    lock_home(plan.home).close()
+    with contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack:
+        _announce(plan, stack)
+
+
+def test_keys_are_written_where_there_are_any(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Path(environ["PAGODA_HOME"])
+    announce(environ)
+    assert "OPENAI_API_KEY=" in (home / "env").read_text()
+    assert "PAGODA_GATEWAY_ADMIN_KEY=" in (home / "admin.env").read_text()
+
+    announce(environ | {"PAGODA_GATEWAY_ADMIN_KEY": "", "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": ""})
+    assert "OPENAI_API_KEY" not in (home / "env").read_text()
+    assert not (home / "admin.env").exists()
+    assert '"Authorization: Bearer $OPENAI_API_KEY"' in capsys.readouterr().out
 
 
 def test_what_is_made_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

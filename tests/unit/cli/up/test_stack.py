@@ -10,7 +10,7 @@ from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.home import load_secrets, lock_home
 from pagoda_cli.up.plan import make_plan
 from pagoda_cli.up.ports import pick_port
-from pagoda_cli.up.stack import Stack
+from pagoda_cli.up.stack import EMPTY_MEANS_NONE, Stack
 from pagoda_cli.up.supervisor import MARGIN_SECONDS
 
 
@@ -199,6 +199,25 @@ def test_a_process_has_the_time_that_it_was_told_to_stop_in(
 
     assert specs[process].environ[setting] == "30"
     assert specs[process].stop_seconds == 30
+
+
+def test_what_is_set_empty_is_none_where_that_has_a_meaning(environ: dict[str, str]) -> None:
+    stack, specs = build(environ | dict.fromkeys(EMPTY_MEANS_NONE, ""))
+    names = [name for spec in specs.values() for name in spec.environ if name in EMPTY_MEANS_NONE]
+
+    assert set(names) == EMPTY_MEANS_NONE
+    assert not any(spec.environ.get(name) for spec in specs.values() for name in names)
+    assert (stack.api_key, stack.admin_key) == ("", "")
+    assert "PAGODA_TRACE_DIR" not in stack.joining_environment("decode")
+
+
+def test_what_is_set_empty_otherwise_counts_as_unset(environ: dict[str, str]) -> None:
+    names = ("PAGODA_CLUSTER_TOKEN", "PAGODA_DECODE_GRPC_PORT", "PAGODA_GATEWAY_DRAIN_SECONDS")
+    _, specs = build(environ | dict.fromkeys(names, ""))
+
+    assert specs["decode-1"].environ["PAGODA_CLUSTER_TOKEN"]
+    assert specs["decode-1"].environ["PAGODA_DECODE_GRPC_PORT"]
+    assert specs["gateway"].environ["PAGODA_GATEWAY_DRAIN_SECONDS"]
 
 
 @pytest.mark.parametrize(
