@@ -255,7 +255,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pagoda-ledger-"))
     try:
-        url = arguments.url or f"sqlite:///{folder}/ledger.sqlite3"
+        url = arguments.url or f"sqlite:///{folder}/ledger.sqlite"
         found = asyncio.run(measure(url, arguments.rows))
         found["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
         print(json.dumps(found, indent=2))

@@ -205,7 +205,7 @@ async def measure(folder: Path, postgres_url: str) -> dict[str, object]:
         "outbox": {str(n): await measure_outbox(folder, n) for n in REQUESTS_PER_STREAM},
         "gateway": await measure_gateway(folder),
         "ledger": {
-            "sqlite": await measure_ledger(f"sqlite:///{folder}/ledger.sqlite3"),
+            "sqlite": await measure_ledger(f"sqlite:///{folder}/ledger.sqlite"),
             "postgresql": await measure_ledger(postgres_url),
         },
     }

@@ -119,7 +119,7 @@ def _peak_megabytes(alone: GatewayAlone) -> float:
 
 
 async def _other_tenant(home: Path) -> str:
-    async with open_database(f"sqlite:///{home / 'ledger.sqlite3'}") as database:
+    async with open_database(f"sqlite:///{home / 'ledger.sqlite'}") as database:
         _, secret = await Tenancy.of(database).api_keys.ensure("other", "benchmark")
         return secret
 

@@ -56,7 +56,7 @@ async def alone(url: str, folder: Path, num_loops: int, num_requests: int) -> di
     key = ApiKey("key-1", "t", organisation="acme", scopes=SCOPES)
     took: list[float] = []
     async with (
-        open_database(f"sqlite:///{folder}/ledger.sqlite3") as database,
+        open_database(f"sqlite:///{folder}/ledger.sqlite") as database,
         connected_counters(url, timeout_seconds=10.0) as counters,
         Redis.from_url(url) as redis,
     ):

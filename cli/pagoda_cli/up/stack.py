@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from urllib.parse import quote
 
 from pagoda_cli.all_settings import settings_of
 from pagoda_cli.up.child import ChildSpec
@@ -107,7 +106,6 @@ class Stack:
             "PAGODA_CLUSTER_TOKEN": secrets.cluster_token,
             "PAGODA_TRACE_DIR": str(plan.home / "traces"),
             "PAGODA_GATEWAY_HOST": LOOPBACK,
-            "PAGODA_GATEWAY_LEDGER_URL": f"sqlite:///{quote(str(plan.home / 'ledger.sqlite'))}",
             "PAGODA_GATEWAY_BOOTSTRAP_API_KEY": secrets.api_key,
             "PAGODA_GATEWAY_ADMIN_KEY": secrets.admin_key,
             "PAGODA_KVSTORE_NVME_DIR": str(plan.home / "kvstore"),

@@ -40,7 +40,7 @@ class GatewaySettings(ServiceSettings):
     ledger_url: SecretStr = Field(
         SecretStr(""),
         description="Database of accounts and usage: postgresql://user:password@host/database, "
-        "which replicas share, or sqlite:////path; empty = ledger.sqlite3 in PAGODA_HOME.",
+        "which replicas share, or sqlite:////path; empty = ledger.sqlite in PAGODA_HOME.",
     )
     bootstrap_api_key: SecretStr = Field(
         SecretStr(""),
@@ -377,7 +377,7 @@ class GatewaySettings(ServiceSettings):
         if given := self.ledger_url.get_secret_value():
             return given
         # a path's own % and ? would be read as parts of a URL
-        path = quote(str(home / "ledger.sqlite3"), safe="/ +")
+        path = quote(str(home / "ledger.sqlite"), safe="/ +")
         return f"sqlite:///{path}"
 
 

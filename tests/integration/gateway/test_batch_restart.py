@@ -51,7 +51,7 @@ async def worker(bus: Bus) -> AsyncIterator[ScriptedWorker]:
 
 def end_leases(home: Path) -> None:
     """As if the time of a lease had passed since the kill."""
-    with sqlite3.connect(home / "ledger.sqlite3", timeout=60) as ledger:
+    with sqlite3.connect(home / "ledger.sqlite", timeout=60) as ledger:
         ledger.execute("UPDATE batches SET lease_unix_seconds = 0")
     ledger.close()
 

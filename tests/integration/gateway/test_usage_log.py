@@ -137,7 +137,7 @@ async def test_a_record_whose_acknowledgement_was_lost_counts_once(
     async with (
         Bus.connect(nats_common, name="gateway-1") as first,
         Bus.connect(nats_common, name="gateway-2") as second,
-        open_ledger(f"sqlite:///{tmp_path}/ledger.sqlite3") as ledger,
+        open_ledger(f"sqlite:///{tmp_path}/ledger.sqlite") as ledger,
         asyncio.timeout(60),
     ):
         is_applied, num_applied = asyncio.Event(), 0

@@ -45,7 +45,7 @@ def maker(tokenizer: ModelTokenizer, model_folder: Path) -> PromptMaker:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/home/ledger.sqlite3"
+        return f"sqlite:///{tmp_path}/home/ledger.sqlite"
     new: str = request.getfixturevalue("postgres").new_database()
     return new
 

@@ -13,7 +13,7 @@ from pagoda_runtime.errors import SettingsError
 
 def test_ledger_lies_in_home_by_default() -> None:
     settings = load_settings(GatewaySettings, {})
-    assert settings.ledger_address(Path("/data")) == "sqlite:////data/ledger.sqlite3"
+    assert settings.ledger_address(Path("/data")) == "sqlite:////data/ledger.sqlite"
     other = load_settings(GatewaySettings, {"PAGODA_GATEWAY_LEDGER_URL": "postgresql://db/x"})
     assert other.ledger_address(Path("/data")) == "postgresql://db/x"
 
@@ -64,7 +64,7 @@ def test_a_databases_password_is_not_printed() -> None:
 @pytest.mark.parametrize("folder", ["/a%20b", "/a?mode=memory", "/a#b", "/a b", "/\u00e9", "a"])
 def test_ledger_lies_in_any_home(folder: str) -> None:
     address = load_settings(GatewaySettings, {}).ledger_address(Path(folder))
-    assert make_url(address).database == f"{folder}/ledger.sqlite3"
+    assert make_url(address).database == f"{folder}/ledger.sqlite"
 
 
 @pytest.mark.parametrize(

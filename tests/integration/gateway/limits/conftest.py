@@ -28,5 +28,5 @@ async def client(redis: Server) -> AsyncIterator[Redis]:
 
 @pytest_asyncio.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite3") as opened:
+    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite") as opened:
         yield opened

@@ -12,6 +12,8 @@ from pagoda_cli.up.plan import make_plan
 from pagoda_cli.up.ports import pick_port
 from pagoda_cli.up.stack import EMPTY_MEANS_NONE, Stack
 from pagoda_cli.up.supervisor import MARGIN_SECONDS
+from pagoda_gateway.config import GatewaySettings
+from pagoda_runtime.configuration.settings import load_settings
 
 
 @pytest.fixture
@@ -84,8 +86,13 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("name", SECRETS)
-@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_given"),
+    [
+        *((name, True) for name in SECRETS),
+        *((name, False) for name in SECRETS if name != "PAGODA_GATEWAY_LEDGER_URL"),
+    ],
+)
 def test_each_process_gets_only_its_own_secrets(
     environ: dict[str, str], name: str, is_given: bool
 ) -> None:
@@ -249,9 +256,12 @@ def test_the_ledger_lies_in_the_home_whatever_that_is_called(
     environ: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     _, specs = build(environ | {"PAGODA_HOME": str(tmp_path / name)})
-    url = sa.make_url(specs["gateway"].environ["PAGODA_GATEWAY_LEDGER_URL"])
-    assert url.database == str(tmp_path / name / "ledger.sqlite")
-    assert not url.query
+    for process in ("gateway", "applier"):
+        variables = specs[process].environ
+        settings = load_settings(GatewaySettings, variables)
+        url = sa.make_url(settings.ledger_address(Path(variables["PAGODA_HOME"])))
+        assert url.database == str(tmp_path / name / "ledger.sqlite")
+        assert not url.query
 
 
 def test_services_are_asked_where_they_listen(environ: dict[str, str]) -> None:
