@@ -133,7 +133,7 @@ def _authorization(api_key: str) -> str:
 
 
 def _show_progress(waiting: list[str]) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         # Backwards: gateways come first, and wait for the others, which say what for.
         text = f"waiting for {', '.join(reversed(waiting))}" if waiting else ""
         text = text[: shutil.get_terminal_size().columns - 1]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import sys
 from typing import TextIO
 
@@ -11,14 +12,29 @@ def say(text: str) -> None:
     put(f"pagoda: {text}\n", sys.stderr)
 
 
-def put(text: str, stream: TextIO) -> None:
-    """Write text at once, or not at all where its reader is gone or its disk is full."""
+def put(text: str, stream: TextIO | None) -> None:
+    """Write text at once, or not at all: nobody reads, the disk is full, the stream is closed."""
+    if stream is None:  # closed before Python began
+        return
     try:
+        if not _has_room(stream):
+            return
         stream.write(text)
         stream.flush()
     except OSError:
         with contextlib.suppress(OSError):
             _forget(stream)
+
+
+def _has_room(stream: TextIO) -> bool:
+    """Return whether a line can be written without waiting for whoever reads a pipe."""
+    try:
+        file = stream.fileno()
+    except OSError:  # it is none, but in memory
+        return True
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return bool(poll.poll(0))
 
 
 def _forget(stream: TextIO) -> None:

@@ -160,8 +160,7 @@ class GatewaySettings(ServiceSettings):
     total_file_bytes: int = Field(
         4 << 30,
         ge=1024,
-        description="Bytes of all files in the ledger's database; no fewer than a "
-        "PAGODA_GATEWAY_MAX_FILE_BYTES that is set.",
+        description="Bytes of all files in the ledger's database.",
     )
     file_keep_seconds: int = Field(
         30 * 86_400,
@@ -346,14 +345,6 @@ class GatewaySettings(ServiceSettings):
                 f"PAGODA_GATEWAY_BODY_BUDGET_BYTES is {self.body_budget_bytes}, must be at least "
                 f"PAGODA_GATEWAY_MAX_BODY_BYTES ({self.max_body_bytes}), or the largest bodies "
                 "could never be read: raise the one or lower the other"
-            )
-        # `pagoda up` shares out a small disk: files may be smaller there than nobody asked for
-        is_file_limit_set = "max_file_bytes" in self.model_fields_set
-        if is_file_limit_set and self.total_file_bytes < self.max_file_bytes:
-            raise ValueError(
-                f"PAGODA_GATEWAY_TOTAL_FILE_BYTES is {self.total_file_bytes}, must be at least "
-                f"PAGODA_GATEWAY_MAX_FILE_BYTES ({self.max_file_bytes}), or the largest files "
-                "could never be kept: raise the one or lower the other"
             )
         return self
 

@@ -1,5 +1,6 @@
 """Tools of the Responses API beyond a function: namespaces, searches; and references to items."""
 
+import time
 from typing import Any
 
 import orjson
@@ -82,6 +83,29 @@ async def test_functions_of_namespaces_are_chosen_and_bound(running: Running) ->
     assert answer.headers["x-pagoda-ignored"] == "tools[0].tools[1]"
     error = await error_of(running, tools=tools, tool_choice={**named, "name": "trains"})
     assert "'trains'" in error["message"]
+    tools.append({**TRAVEL, "name": "home"})
+    error = await error_of(running, tools=tools, tool_choice=named)
+    assert "several namespaces" in error["message"]
+    for choice in (
+        {**named, "namespace": "home"},
+        {**allowed, "tools": [{**named, "namespace": "home"}, {"type": "web_search"}]},
+    ):
+        await ask(running, tools=tools, tool_choice=choice)
+        grammar = running.worker.requests[-1].sampling.grammar
+        assert ("home__weather" in grammar, "travel__weather" in grammar) == (True, False)
+
+
+async def test_many_functions_and_choices_take_no_time(running: Running) -> None:
+    functions = [{**WEATHER, "name": f"f{i}"} for i in range(1000)]
+    allowed = [{"type": "function", "name": "zz"}] * 50_000
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    started = time.process_time()
+    error = await error_of(running, tools=[{**TRAVEL, "tools": functions}], tool_choice=choice)
+    assert "'zz'" in error["message"]
+    assert time.process_time() - started < 5  # each function for each choice took minutes
+    tools = [{**TRAVEL, "name": f"n{i}", "tools": functions} for i in range(2)]
+    error = await error_of(running, tools=tools)
+    assert error["message"].startswith("'tools' has 2000 functions; the limit is 1024")
 
 
 async def test_a_search_is_left_out_and_named(running: Running) -> None:
@@ -105,6 +129,7 @@ async def test_a_search_is_left_out_and_named(running: Running) -> None:
         ([{**TRAVEL, "tools": [TRAVEL]}], "tools[0].tools[0]"),
         ([{**TRAVEL, "tools": [{"type": "web_search"}]}], "tools[0].tools[0]"),
         ([TRAVEL, {**WEATHER, "name": "travel__weather"}], "tools[1].name"),
+        ([{**TRAVEL, "tools": [{**WEATHER, "name": "x" * 249}]}], "tools[0].tools[0].name"),
     ],
 )
 async def test_what_is_wrong_with_a_namespace(running: Running, tools: Any, param: str) -> None:

@@ -187,16 +187,17 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _close_oldest(self) -> bool:
-        """Close the one that waits longest; not if its request may be on its way."""
-        if not self.waiting:
-            return False
-        oldest, since = next(iter(self.waiting.items()))
-        if self.loop.time() - since < MIN_WAIT_SECONDS:
-            return False
-        del self.waiting[oldest]
-        oldest.transport.abort()
-        metrics.CONNECTIONS_OVER_LIMIT.labels("closed").inc()
-        return True
+        """Close the one that waits longest; not if its request or its answer is on its way."""
+        latest = self.loop.time() - MIN_WAIT_SECONDS
+        for waiting, since in self.waiting.items():
+            if since > latest:
+                break
+            if not waiting.transport.get_write_buffer_size():
+                del self.waiting[waiting]
+                waiting.transport.abort()
+                metrics.CONNECTIONS_OVER_LIMIT.labels("closed").inc()
+                return True
+        return False
 
     def _turn_away(self) -> None:
         """Answer before there is a request, which is then not read but dropped.

@@ -27,7 +27,8 @@ async def referenced(
     Raises:
         InvalidRequestError: names a reference to what is not kept, or that they are too many.
     """
-    if not any(item.get("type") == KIND for item in items):  # as nearly always
+    wanted = {item["id"] for item in items if item.get("type") == KIND}
+    if not wanted:  # as nearly always
         return list(items)
     known = {item["id"]: item for item in previous}
     looked: set[str] = set()
@@ -44,7 +45,8 @@ async def referenced(
             if len(looked) > MAX_RESPONSES:
                 raise _error(index, f"more than {MAX_RESPONSES} responses are referred to")
             kept = await find(response_id)
-            known |= {old["id"]: old for old in (kept.value["items"] if kept else ())}
+            of_it = kept.value["items"] if kept else ()
+            known |= {old["id"]: old for old in of_it if old["id"] in wanted}
         if item_id not in known:
             why = "items are for a while, with their response, unless store is false"
             raise _error(index, f"no item {shorten(item_id)} is kept: {why}")

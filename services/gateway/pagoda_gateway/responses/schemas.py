@@ -256,7 +256,7 @@ class ResponsesBody(RequestBody):
                 f"'tool_choice' must be {TOOL_CHOICES}, not {shorten(value)}", param="tool_choice"
             )
         if "tools" in info.data:  # not there: wrong themselves
-            check_choice_among([function.name for function in functions(tools)], choice)
+            check_choice_among({function.name for function in functions(tools)}, choice)
         return value
 
     @field_validator("reasoning")

@@ -4,6 +4,7 @@ A model knows a function of a namespace by both names, as `namespace__function`;
 apart, as OpenAI's have them.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -87,7 +88,7 @@ class Function:
 
 def known_name(namespace: str | None, name: str) -> str:
     """Return the name by which a model knows a function."""
-    return name if namespace is None else f"{namespace}__{name}"
+    return f"{namespace}__{name}" if namespace else name
 
 
 def functions(tools: Sequence[OfferedTool] | None) -> list[Function]:
@@ -115,13 +116,26 @@ def left_out(tools: Sequence[OfferedTool] | None) -> tuple[str, ...]:
 
 
 def check_known_names(tools: Sequence[OfferedTool] | None) -> None:
-    """Raise InvalidRequestError if a model would know functions by one name; names each."""
+    """Check the names that a model would know.
+
+    Raises:
+        InvalidRequestError: some are too long, or several functions' own; names each. Or they are
+            too many.
+    """
+    offered = functions(tools)
+    if len(offered) > MAX_TOOLS:
+        why = f"'tools' has {len(offered)} functions; the limit is {MAX_TOOLS}"
+        raise InvalidRequestError(why, param="tools")
     seen: set[str] = set()
     errors = []
-    for function in functions(tools):
-        if function.name in seen:
-            where = f"{function.place}.name"
-            why = f"'{where}' is {shorten(function.tool.name)}; it must be there only once"
+    for function in offered:
+        where, name = f"{function.place}.name", shorten(function.tool.name)
+        if len(function.name) > MAX_NAME_CHARS:
+            why = f"'{where}' is {name}: with its namespace, and __ between them, it has "
+            why += f"{len(function.name)} characters; the limit is {MAX_NAME_CHARS}"
+            errors.append(InvalidRequestError(why, param=where))
+        elif function.name in seen:
+            why = f"'{where}' is {name}; it must be there only once"
             errors.append(InvalidRequestError(why, param=where))
         seen.add(function.name)
     if errors:
@@ -129,16 +143,58 @@ def check_known_names(tools: Sequence[OfferedTool] | None) -> None:
 
 
 def chat_choice(choice: Any, tools: Sequence[OfferedTool] | None) -> Any:
-    """Return a `tool_choice` as chat has it; what is none stays as it is."""
+    """Return a `tool_choice` as chat has it; what is none stays as it is.
+
+    Raises:
+        InvalidRequestError: it names a function of several namespaces.
+    """
     match choice:
         case "auto":
             return None
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": _chosen(name, tools)}}
+        case {"type": "function", "name": str()}:
+            return {"type": "function", "function": {"name": _Chosen(tools).name_of(choice)}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*allowed]}:
-            named = [_allowed(tool, tools) for tool in allowed]
+            chosen = _Chosen(tools)
+            named = [
+                {**tool, "name": chosen.name_of(tool)} if _has_name(tool) else tool
+                for tool in allowed
+                if not _is_search(tool)
+            ]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
     return choice
+
+
+class _Chosen:
+    """Functions by what clients call them in a choice."""
+
+    def __init__(self, tools: Sequence[OfferedTool] | None) -> None:
+        self._known: defaultdict[str, set[str]] = defaultdict(set)
+        for function in functions(tools):
+            self._known[function.tool.name].add(function.name)
+
+    def name_of(self, choice: dict[str, Any]) -> str:
+        """Return the name that a model knows; of a function that is not offered, the client's."""
+        name: str = choice["name"]
+        namespace = choice.get("namespace")
+        if isinstance(namespace, str):
+            return known_name(namespace, name)
+        known = self._known.get(name, {name})
+        if name in known or len(known) == 1:
+            return name if name in known else next(iter(known))
+        raise InvalidRequestError(
+            f"'tool_choice' names {shorten(name)}, which several namespaces have; say which one in "
+            "'namespace' beside it",
+            param="tool_choice",
+        )
+
+
+def _has_name(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("name"), str)
+
+
+def _is_search(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(SEARCHES)
 
 
 def _functions(tools: Sequence[OfferedTool]) -> Iterator[Function]:
@@ -149,16 +205,3 @@ def _functions(tools: Sequence[OfferedTool]) -> Iterator[Function]:
                 yield Function(f"{place}.tools[{inner}]", tool.name, function)
         elif tool.type != SEARCHES:
             yield Function(place, None, tool)
-
-
-def _chosen(name: str, tools: Sequence[OfferedTool] | None) -> str:
-    """Return the name that a model knows of what a client calls `name`, if there is only one."""
-    known = [f.name for f in functions(tools) if name in (f.name, f.tool.name)]
-    return known[0] if len(known) == 1 else name
-
-
-def _allowed(tool: Any, tools: Sequence[OfferedTool] | None) -> Any:
-    match tool:
-        case {"name": str(name)}:
-            return {**tool, "name": _chosen(name, tools)}
-    return tool

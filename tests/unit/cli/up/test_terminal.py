@@ -45,3 +45,29 @@ def test_what_a_full_disk_did_not_take_is_not_written_later(
         put("kept\n", errors)
 
     assert (tmp_path / "errors").read_text() == "kept\n"
+
+
+def test_a_line_that_nobody_reads_now_is_dropped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 65536)
+    os.set_blocking(writer, True)
+    with os.fdopen(writer, "w") as errors, os.fdopen(reader, "rb") as unread:
+        monkeypatch.setattr("sys.stderr", errors)
+        say("dropped")  # or waits for ever
+        monkeypatch.undo()
+        os.set_blocking(unread.fileno(), False)
+        while unread.read(65536):
+            pass
+        put("kept\n", errors)
+        assert unread.read() == b"kept\n"
+
+
+def test_a_stream_that_was_closed_from_the_start_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    say("dropped")
+    put("dropped", None)

@@ -23,10 +23,11 @@ class Server:
     def __init__(self, port: int) -> None:
         self.port = port
         self.goes_on = asyncio.Event()
+        self.answer = "well"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.goes_on.wait()
-        await PlainTextResponse("well")(scope, receive, send)
+        await PlainTextResponse(self.answer)(scope, receive, send)
 
     async def connect(self, first: bytes = b"") -> Client:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -97,6 +98,21 @@ async def test_who_waited_without_a_request_makes_room(monkeypatch: pytest.Monke
             assert b"200" in await reader.readline()
             writer.close()
     assert counted("closed") == before + 1
+
+
+async def test_who_still_reads_an_answer_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MIN_WAIT_SECONDS", 0.0)
+    async with serving(2) as server:
+        server.goes_on.set()
+        server.answer = "x" * 20_000_000
+        reader, writer = await server.connect(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        others = [await server.connect(REQUEST) for _ in range(3)]
+        async with asyncio.timeout(30):
+            await others[-1][0].readline()  # there was room for it, or none
+            assert await reader.readexactly(20_000_000) == server.answer.encode()
+        for _, other in (*others, (reader, writer)):
+            other.close()
 
 
 async def test_of_many_refused_only_some_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pagoda_gateway.text.grammars import enforceable
 
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+AGE = {"type": "object", "properties": {"age": {"type": "string"}}, "required": ["age"]}
 CLOSED = {**NAME, "additionalProperties": False}
 
 
@@ -30,10 +31,16 @@ def of_class(inner: dict[str, Any]) -> dict[str, Any]:
         ({"type": "array", "items": NAME}, {"type": "array", "items": CLOSED}),
         ({"anyOf": [NAME, {"type": "null"}]}, {"anyOf": [CLOSED, {"type": "null"}]}),
         ({"additionalProperties": NAME}, {"additionalProperties": CLOSED}),
+        ({**NAME, "examples": [{"name": "x"}], "x-order": 1}, None),
+        ({"patternProperties": {"^x": NAME}}, {"patternProperties": {"^x": CLOSED}}),
+        (
+            {"$defs": {"x": NAME}, "$ref": "#/$defs/x", "type": "object", "readOnly": True},
+            {"$defs": {"x": CLOSED}, "$ref": "#/$defs/x", "type": "object", "readOnly": True},
+        ),
     ],
 )
-def test_plain_objects_are_closed(schema: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert enforced(schema) == wanted
+def test_plain_objects_are_closed(schema: dict[str, Any], wanted: dict[str, Any] | None) -> None:
+    assert enforced(schema) == (wanted or {**schema, "additionalProperties": False})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,10 @@ def test_plain_objects_are_closed(schema: dict[str, Any], wanted: dict[str, Any]
         {**NAME, "required": ["name", "age"]},
         {"allOf": [NAME, {"type": "object", "properties": {"age": {"type": "integer"}}}]},
         {**NAME, "anyOf": [{"type": "object", "properties": {"age": {"type": "integer"}}}]},
-        {"$defs": {"x": NAME}, "$ref": "#/$defs/x", "type": "object"},
+        {"$defs": {"x": NAME}, "$ref": "#/$defs/x", "required": ["age"]},
+        {"$defs": {"x": NAME}, "$ref": "#/$defs/x", "maxProperties": 2},
+        {"properties": {"a": NAME}, "patternProperties": {"^a": AGE}},
+        {"patternProperties": {"^a": NAME, "^(a)": AGE}},
         {"enum": [{"properties": {"a": 1}}]},
     ],
 )
@@ -58,3 +68,15 @@ def test_what_says_more_stays_open(schema: dict[str, Any]) -> None:
 def test_a_property_may_have_a_keywords_name() -> None:
     schema = {"type": "object", "properties": {"properties": NAME, "type": {"type": "string"}}}
     assert enforced(schema)["properties"] == {"properties": CLOSED, "type": {"type": "string"}}
+
+
+def test_what_is_combined_behind_a_name_stays_open() -> None:
+    combined = {"allOf": [{"$ref": "#/$defs/name"}, {"$ref": "#/$defs/age"}]}
+    schema = {
+        "$id": "http://chat.example/root",
+        "type": "array",
+        "items": {"$ref": "http://chat.example/root#/components/both"},
+        "components": {"both": combined},
+        "$defs": {"name": NAME, "age": AGE},
+    }
+    assert enforced(schema)["$defs"] == {"name": NAME, "age": AGE}

@@ -65,7 +65,7 @@ def only_wanted(fields: Mapping[str, Any], *, schema_field: str) -> Wanted | Non
     sent = {name: fields[name] for name in FIELDS if fields.get(name) is not None}
     former = [name for name in GUIDED_FIELDS if name in sent and "structured_outputs" in sent]
     found = [
-        replace(w, param=schema_field) if w.param == RESPONSE_SCHEMA else w
+        replace(w, param=_sent_as(w.param, schema_field))
         for name in sent
         if name not in former and (w := wanted(name, sent[name])) is not None
     ]
@@ -75,6 +75,14 @@ def only_wanted(fields: Mapping[str, Any], *, schema_field: str) -> Wanted | Non
     if not found:
         return None
     return replace(found[0], ignored=(*found[0].ignored, *former))
+
+
+def _sent_as(param: str, schema_field: str) -> str:
+    """Return what a client calls a part of `response_format`; all else it calls by its name."""
+    if param == RESPONSE_SCHEMA:
+        return schema_field
+    is_format = param == "response_format" and schema_field != RESPONSE_SCHEMA
+    return schema_field.removesuffix(".schema") if is_format else param
 
 
 def _response_format(value: dict[str, Any]) -> Wanted | None:

@@ -9,25 +9,21 @@ from typing import Any
 
 from pagoda_gateway.text.schemas.parts import schemas_in
 
-# Of a schema with these keywords alone, `properties` are all that it says of its properties.
-_PLAIN = {
-    "type", "properties", "required", "title", "description", "$schema", "$defs", "definitions",
-}  # fmt: skip
-_NOTES = {
-    "title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$defs",
-    "definitions",
-}  # fmt: skip
-# Beside anything else these say more of the same object, for which closing would leave no room.
-_ALONE = ({"$ref"}, {"anyOf"})
 _COMBINING = {
     "$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependencies",
     "dependentRequired", "dependentSchemas", "if", "not", "oneOf", "propertyNames",
     "unevaluatedProperties",
 }  # fmt: skip
+# What else says which properties, or which objects, there may be.
+_BINDING = {"additionalProperties", "const", "enum", "maxProperties", "minProperties",
+            "patternProperties"}  # fmt: skip
+# Beside anything that says more of the same object closing would leave no room for that.
+_ALONE = ({"$ref"}, {"anyOf"})
+_BESIDE = _BINDING | {"properties", "required"}
 
 
 def close_plain_objects(schema: dict[str, Any]) -> None:
-    """Close the plain objects of a checked schema, in place, unless it combines schemas."""
+    """Close the plain objects of a schema with local references, in place, if none are combined."""
     parts = [part for _, part in schemas_in(schema).values()]
     if any(_combines(part) for part in parts):
         return
@@ -39,7 +35,7 @@ def close_plain_objects(schema: dict[str, Any]) -> None:
 def is_plain(schema: dict[str, Any]) -> bool:
     """Return whether `properties` are all that it says of its properties; it may be unchecked."""
     properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, dict) or not schema.keys() <= _PLAIN:
+    if not isinstance(properties, dict) or schema.keys() & (_COMBINING | _BINDING):
         return False
     if not isinstance(required, list):
         return False
@@ -47,5 +43,9 @@ def is_plain(schema: dict[str, Any]) -> bool:
 
 
 def _combines(schema: dict[str, Any]) -> bool:
+    """Return whether it may say of one value what two schemas say."""
+    patterns = schema.get("patternProperties", {})
+    if len(patterns) > 1 or (patterns and schema.get("properties")):  # both may have one name
+        return True
     combining = schema.keys() & _COMBINING
-    return bool(combining) and (combining not in _ALONE or not schema.keys() - combining <= _NOTES)
+    return bool(combining) and (combining not in _ALONE or bool(schema.keys() & _BESIDE))

@@ -11,7 +11,6 @@ from pagoda_gateway.text.schemas.branches import Branches
 from pagoda_gateway.text.schemas.numbers import make_numbers_plain
 from pagoda_gateway.text.schemas.parts import dialect_of, has_tuples, schemas_in
 from pagoda_gateway.text.schemas.patterns import rust_pattern
-from pagoda_gateway.text.schemas.references import make_references_local
 
 ENFORCED_FORMATS = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
@@ -26,8 +25,7 @@ _COMBINING = frozenset(
 
 
 def rewrite(schema: dict[str, Any]) -> None:
-    """Rewrite a checked schema as llguidance takes it, in place."""
-    make_references_local(schema)
+    """Rewrite a checked schema with local references as llguidance takes it, in place."""
     parts = [part for _, part in schemas_in(schema).values()]
     for part in _with_disjoint_branches(schema, parts):  # as the client wrote them
         part["anyOf"] = part.pop("oneOf")
