@@ -21,6 +21,7 @@ from pagoda_cli.up.readiness import waiting_for
 from pagoda_cli.up.stack import Stack
 from pagoda_cli.up.supervisor import Supervisor, pause
 from pagoda_cli.up.terminal import put, say
+from pagoda_cli.up.topology import ROLES
 from pagoda_runtime.errors import ModelFolderError, SettingsError, StartError
 
 READY_SECONDS = 600.0
@@ -71,7 +72,7 @@ async def _run(plan: Plan, stack: Stack) -> int:
         supervisor.start()
         if not await _until_ready(supervisor, stop):
             return EXIT_INTERRUPTED
-        for role in ("prefill", "decode"):
+        for role in ROLES:
             write_environment(plan.home / f"{role}.env", stack.joining_environment(role))
         _announce(plan, stack)
         await supervisor.run(stop)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pagoda_cli.all_settings import all_settings, settings_of
 from pagoda_cli.up.ports import LOOPBACK
-from pagoda_cli.up.topology import StackSettings, Topology, parse_topology
+from pagoda_cli.up.topology import ROLES, StackSettings, Topology, parse_topology
 from pagoda_runtime.configuration.model_folder import resolve_model_folder
 from pagoda_runtime.configuration.names import PREFIX
 from pagoda_runtime.configuration.settings import load_settings, validate_environment
@@ -79,8 +79,7 @@ def _block_size_problems(topology: Topology, environ: Mapping[str, str]) -> list
     if not topology.num_prefill:
         return []
     prefill, decode = (
-        load_settings(settings_of(role), environ).model_dump()["block_size"]
-        for role in ("prefill", "decode")
+        load_settings(settings_of(role), environ).model_dump()["block_size"] for role in ROLES
     )
     if prefill == decode:
         return []

@@ -11,6 +11,7 @@ from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.plan import Plan, given_ports
 from pagoda_cli.up.ports import LOOPBACK, Ports
+from pagoda_cli.up.topology import ROLES
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
@@ -41,7 +42,6 @@ NOT_FOR_APPLIERS = frozenset(
         "PAGODA_REDIS_URL",
     }
 )
-ROLES = ("prefill", "decode")
 EMPTY_MEANS_NONE = frozenset(
     {
         "PAGODA_TRACE_DIR",

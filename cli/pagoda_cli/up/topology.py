@@ -7,6 +7,7 @@ from pydantic import field_validator
 
 from pagoda_runtime.configuration.settings import CommonSettings
 
+ROLES = ("prefill", "decode")
 MAX_WORKERS = 64
 _COUNTS = re.compile(r"(?P<role>prefill|decode)=(?P<count>\d+)")
 

@@ -173,3 +173,15 @@ async def test_items_of_others_and_too_many_are_not_referred_to(running: Running
     many = [{"type": "item_reference", "id": r["output"][0]["id"]} for r in responses]
     error = await error_of(running, input=many, truncation="auto")
     assert (error["param"], "128 responses" in error["message"]) == ("input[128]", True)
+
+
+async def test_every_bad_tool_is_named_by_its_place(running: Running) -> None:
+    tools = [WEATHER, {"type": "file_search"}, {"type": "function"}, {"type": "custom", "name": 5}]
+    answer = await running.http.post(PATH, json={**ASKED, "tools": tools})
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("tools[1]", "unsupported_parameter")
+    for words in ("'tools[1]' has type 'file_search'", "'tools[2].name'", "'tools[3]' has type"):
+        assert words in error["message"]
+    chat = (await running.chat(tools=[{"type": "file_search"}])).json()["error"]
+    answer = await running.http.post(PATH, json={**ASKED, "tools": [{"type": "file_search"}]})
+    assert answer.json()["error"] == chat

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagoda_gateway.dialects import Block, BlockChange
-from pagoda_gateway.responses.tools import Function
 
 _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _PART_EVENTS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -17,7 +16,7 @@ def item(
     status: str,
     logprobs: Sequence[Any] = (),
     *,
-    namespaced: Mapping[str, Function],
+    namespaced: Mapping[str, dict[str, str]],
 ) -> dict[str, Any]:
     """Return an item: a message, a function call or reasoning.
 
@@ -26,7 +25,7 @@ def item(
         request_id: of the block's request.
         status: as OpenAI has it.
         logprobs: an entry for each token of a message's text.
-        namespaced: functions whose calls name a namespace beside them, by the model's names.
+        namespaced: what a call says of a namespace's function, by the name that the model knows.
     """
     known = {"id": _item_id(block, request_id), "status": status}
     is_begun = status == "in_progress"  # clients add up what the events after it bring
@@ -35,7 +34,7 @@ def item(
             "type": "function_call",
             **known,
             "call_id": block.call_id,
-            **_names(block, namespaced),
+            **namespaced.get(block.name, {"name": block.name}),
             "arguments": "" if is_begun else block.text,
         }
     parts = [] if is_begun else [_part(block, block.text, logprobs)]
@@ -51,7 +50,7 @@ def item_events(
     *,
     new_logprobs: Sequence[dict[str, Any]] = (),
     logprobs: Sequence[Any] = (),
-    namespaced: Mapping[str, Function],
+    namespaced: Mapping[str, dict[str, str]],
 ) -> list[dict[str, Any]]:
     """Return the events of a change, without their numbers.
 
@@ -83,7 +82,7 @@ def item_events(
         return [added] if is_call else [added, part]
     item_done = {"type": "response.output_item.done", **whole}
     if is_call:
-        said = {**_names(block, namespaced), "arguments": block.text}
+        said = {**namespaced.get(block.name, {"name": block.name}), "arguments": block.text}
         return [{"type": f"{name}.done", **place, **said}, item_done]
     part = _part(block, block.text, logprobs)
     part_done = {"type": "response.content_part.done", **place, "part": part}
@@ -97,14 +96,6 @@ def without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
     if item["type"] != "message":
         return item
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
-
-
-def _names(block: Block, namespaced: Mapping[str, Function]) -> dict[str, str]:
-    """Return the names of the function that is called, as the client knows it."""
-    function = namespaced.get(block.name)
-    if function is None or function.namespace is None:
-        return {"name": block.name}
-    return {"namespace": function.namespace, "name": function.tool.name}
 
 
 def _item_id(block: Block, request_id: str) -> str:

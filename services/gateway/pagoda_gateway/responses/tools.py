@@ -96,9 +96,13 @@ def functions(tools: Sequence[OfferedTool] | None) -> list[Function]:
     return list(_functions(tools or ()))
 
 
-def namespaced(tools: Sequence[OfferedTool] | None) -> dict[str, Function]:
-    """Return functions of namespaces by the names that a model knows."""
-    return {f.name: f for f in functions(tools) if f.namespace is not None}
+def namespaced(tools: Sequence[OfferedTool] | None) -> dict[str, dict[str, str]]:
+    """Return what a call says of functions of namespaces, by the names that a model knows."""
+    return {
+        f.name: {"namespace": f.namespace, "name": f.tool.name}
+        for f in functions(tools)
+        if f.namespace is not None
+    }
 
 
 def shown(tools: Sequence[OfferedTool] | None) -> list[dict[str, Any]]:
