@@ -197,3 +197,16 @@ def test_a_bad_schema_is_refused_by_name(any_stack: Stack) -> None:
             )
             assert answer.status_code == 400, bad
             assert "response_format" in answer.json()["error"]["param"]
+
+
+def test_a_tool_of_free_text_gets_what_its_pattern_allows(any_stack: Stack) -> None:
+    grammar = {"syntax": "regex", "definition": r"(?:on|off)\n[0-9]{1,3}%"}
+    described = {"name": "lamp", "format": {"type": "grammar", "grammar": grammar}}
+    tool: Any = {"type": "custom", "custom": described}
+    for seed in range(4):
+        options = {"tools": [tool], "tool_choice": "required", "temperature": 1.5, "seed": seed}
+        (call,) = (
+            chat(any_stack, parallel_tool_calls=False, **options).choices[0].message.tool_calls
+        )
+        assert (call.type, call.custom.name) == ("custom", "lamp")
+        assert re.fullmatch(grammar["definition"], call.custom.input)

@@ -60,7 +60,7 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"web_search_options": {}}, "web_search_options", "not supported"),
         ({"regex": "[a-c]"}, "regex", "structured_outputs"),
         ({"ebnf": 'root ::= "a"'}, "ebnf", "structured_outputs"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]", "'custom'"),
+        ({"tools": [{"type": "mcp", "mcp": {"name": "x"}}]}, "tools[0]", "'mcp'"),
         ({"response_format": {"type": "yaml"}}, "response_format", "text"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},

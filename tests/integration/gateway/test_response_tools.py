@@ -110,8 +110,9 @@ async def test_many_functions_and_choices_take_no_time(running: Running) -> None
 
 async def test_a_search_is_left_out_and_named(running: Running) -> None:
     search = {"type": "web_search", "external_web_access": True}
-    answer = await ask(running, tools=[search, WEATHER, {"type": "web_search_preview_2025_03_11"}])
-    assert answer.headers["x-pagoda-ignored"] == "tools[0],tools[2]"
+    others = [{"type": "web_search_preview_2025_03_11"}, {"type": "tool_search", "name": 5}]
+    answer = await ask(running, tools=[search, WEATHER, *others])
+    assert answer.headers["x-pagoda-ignored"] == "tools[0],tools[2],tools[3]"
     assert [tool["name"] for tool in answer.json()["tools"]] == ["weather"]
     assert "web_search" not in await running.prompt_text()
     await ask(running, tools=[search])
@@ -180,7 +181,7 @@ async def test_every_bad_tool_is_named_by_its_place(running: Running) -> None:
     answer = await running.http.post(PATH, json={**ASKED, "tools": tools})
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == ("tools[1]", "unsupported_parameter")
-    for words in ("'tools[1]' has type 'file_search'", "'tools[2].name'", "'tools[3]' has type"):
+    for words in ("'tools[1]' has type 'file_search'", "'tools[2].name'", "'tools[3].name'"):
         assert words in error["message"]
     chat = (await running.chat(tools=[{"type": "file_search"}])).json()["error"]
     answer = await running.http.post(PATH, json={**ASKED, "tools": [{"type": "file_search"}]})

@@ -382,7 +382,7 @@ async def test_a_stream_that_fails_says_so(start: Start, bus: Any) -> None:
         ),
         ({"logit_bias": {"9999": 1}}, "9999"),
         ({"seed": 2**63}, str(2**63 - 1)),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "one text parameter"),
+        ({"tools": [{"type": "custom", "name": "x", "format": {"type": "json"}}]}, "lark"),
         ({"prompt": {"id": "pmpt"}}, "prompt"),
     ],
 )

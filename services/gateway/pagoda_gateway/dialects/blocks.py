@@ -14,6 +14,7 @@ from pagoda_gateway.dialects.parts import (
     OutputParser,
     Part,
     ReasoningText,
+    are_whole,
     read_parts,
 )
 
@@ -27,13 +28,15 @@ class Block:
         kind: what it is.
         name: of the function that a call asks for.
         call_id: of a call.
-        text: so far; of a call, its arguments as JSON.
+        takes_text: of a call, see `CallStart`.
+        text: so far; of a call, its arguments as JSON, or the text that it takes.
     """
 
     index: int
     kind: Literal["text", "reasoning", "call"]
     name: str = ""
     call_id: str = ""
+    takes_text: bool = False
     text: str = ""
 
 
@@ -58,6 +61,13 @@ class BlockReader:
         self._parser = parser
         self._new_call_id = new_call_id
         self._changes: list[BlockChange] = []
+        self._arguments: list[str] = []  # of the latest call, as the model writes them
+
+    @property
+    def ends_with_a_call(self) -> bool:
+        """Whether the last block is a call, and all of it is there."""
+        is_call = bool(self.blocks) and self.blocks[-1].kind == "call"
+        return is_call and are_whole("".join(self._arguments))
 
     @property
     def has_calls(self) -> bool:
@@ -79,11 +89,15 @@ class BlockReader:
                 self._open("text")
             case ReasoningText(text):
                 self._open("reasoning")
-            case CallStart(_, name):
-                self._begin(Block(len(self.blocks), "call", name, self._new_call_id()))
+            case CallStart(_, name, takes_text):
+                self._arguments = []
+                call_id = self._new_call_id()
+                self._begin(Block(len(self.blocks), "call", name, call_id, takes_text))
                 return
-            case CallArguments(_, text):
-                pass  # of the call that began last
+            case CallArguments(_, text):  # of the call that began last
+                self._arguments.append(part.json)
+                if not text:
+                    return
         block = self.blocks[-1]
         block.text += text
         self._changes.append(BlockChange("text", block, text))

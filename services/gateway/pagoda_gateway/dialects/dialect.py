@@ -1,6 +1,6 @@
 """Which family's format a model writes, and what it takes to read and to force it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -31,6 +31,7 @@ from pagoda_gateway.dialects.reasoning_tokens import (
     num_thought_tokens,
 )
 from pagoda_gateway.dialects.stream_parser import ContentParser
+from pagoda_gateway.dialects.text_calls import TextCalls
 
 NAMES = (
     "command_r7b", "deepseek", "gemma4", "glm", "granite", "harmony", "hermes", "kimi", "llama3",
@@ -192,6 +193,7 @@ class Dialect:
         prompt: str = "",
         calls_only: bool = False,
         hides_reasoning: bool = False,
+        texts: Collection[str] = (),
     ) -> OutputParser:
         """Return a parser of one output.
 
@@ -200,11 +202,14 @@ class Dialect:
             prompt: which the output goes on from, or the end of it.
             calls_only: the grammar leaves no room for text.
             hides_reasoning: it is read, and not among the parts.
+            texts: names of tools that take a text.
         """
         if isinstance(self._family, Harmony):
             answer = self._family.parser(tools, prompt)
         else:
             answer = self._family.parser(tools) if tools else ContentParser()
+        if texts:
+            answer = TextCalls(answer, texts)
         if calls_only:
             answer = Without(ContentText, answer)
         if self.reasoning is not None:

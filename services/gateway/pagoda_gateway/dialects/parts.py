@@ -21,18 +21,31 @@ class ReasoningText:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins; `index` counts the calls of one output from 0."""
+    """A call begins; `index` counts the calls of one output from 0.
+
+    `takes_text`: what it takes is a text, not JSON, see `text_calls.py`.
+    """
 
     index: int
     name: str
+    takes_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments: JSON text, exactly as the model writes it."""
+    """More of a call's arguments: JSON text, exactly as the model writes it; or the text it takes.
+
+    `written`: as the model writes it, where the call takes a text.
+    """
 
     index: int
     text: str
+    written: str | None = None
+
+    @property
+    def json(self) -> str:
+        """What the model has written."""
+        return self.text if self.written is None else self.written
 
 
 Part = ContentText | ReasoningText | CallStart | CallArguments

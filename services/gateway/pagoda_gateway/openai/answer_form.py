@@ -100,9 +100,9 @@ class AnswerForms:
         functions = [tool["function"] for tool in use.callable]
         tools = [Tool(f["name"], f.get("parameters") or {}) for f in functions]
         budget = body.thinking_token_budget
-        not_held: tuple[str, ...] = ()
+        not_held = tuple(use.all_places[index] for index in use.free)
         if budget is not None and not dialect.bounds_reasoning(prompt, self._mark_ids):
-            budget, not_held = None, (body.thinking_budget_field,)
+            budget, not_held = None, (*not_held, body.thinking_budget_field)
         grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt, budget)
         return AnswerForm(
             grammar=grammar,
@@ -112,6 +112,7 @@ class AnswerForms:
                 prompt=prompt,
                 calls_only=use.is_required,
                 hides_reasoning=body.include_reasoning is False,
+                texts=use.texts,
             ),
             new_echo_parser=self._echo_parser(body) if begun else None,
             kept_token_ids=frozenset(self._mark_ids.values()),

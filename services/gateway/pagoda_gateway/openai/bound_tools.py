@@ -67,9 +67,7 @@ def bound_tools(use: ToolUse) -> list[BoundTool]:
     Raises:
         InvalidRequestError: names every strict one whose schema cannot be enforced.
     """
-    offered = use.offered or ()
-    places = use.places or [f"tools[{index}]" for index in range(len(offered))]
-    place_of = {id(tool): place for tool, place in zip(offered, places, strict=True)}
+    place_of = {id(t): place for t, place in zip(use.offered or (), use.all_places, strict=True)}
     tools: list[BoundTool] = []
     problems = Problems()
     for tool in use.callable:

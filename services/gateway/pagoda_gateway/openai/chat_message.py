@@ -18,6 +18,8 @@ from pagoda_gateway.dialects import (
     read_parts,
 )
 
+_CALL, _TEXT_CALL = ("function", "arguments"), ("custom", "input")
+
 
 class ChatMessage:
     """The message of one choice, as its text arrives."""
@@ -65,18 +67,21 @@ class ChatMessage:
                     delta["content"] = delta.get("content", "") + text
                 case ReasoningText(text):
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-                case CallStart(index, name):
+                case CallStart(index, name, takes_text):
                     self._arguments = []
+                    kind, field = _TEXT_CALL if takes_text else _CALL
                     calls[index] = {
                         "index": index,
                         "id": self._new_call_id(),
-                        "type": "function",
-                        "function": {"name": name, "arguments": ""},
+                        "type": kind,
+                        kind: {"name": name, field: ""},
                     }
                 case CallArguments(index, text):
-                    self._arguments.append(text)
-                    call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
-                    call["function"]["arguments"] += text
+                    self._arguments.append(part.json)
+                    kind, field = _CALL if part.written is None else _TEXT_CALL
+                    if text or part.written is None:
+                        call = calls.setdefault(index, {"index": index, kind: {field: ""}})
+                        call[kind][field] += text
         if calls:
             delta["tool_calls"] = list(calls.values())
         return delta

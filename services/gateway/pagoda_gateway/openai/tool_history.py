@@ -7,6 +7,7 @@ import orjson
 
 from pagoda_gateway.dialects import fitting_call_id
 from pagoda_gateway.errors import InvalidRequestError
+from pagoda_gateway.openai.schemas.custom_tools import function_called
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.text.templates.shape import TemplateShape
 
@@ -42,7 +43,8 @@ class ToolHistory:
         ]
 
     def _call(self, where: str, call: dict[str, Any]) -> dict[str, Any]:
-        function = self._function(f"{where}.function", call["function"])
+        called = function_called(call)
+        function = self._function(f"{where}.{call.get('type', 'function')}", called)
         return self._identified(call.get("id"), {"type": "function", "function": function})
 
     def _identified(self, call_id: str | None, call: dict[str, Any]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class OutputPart(BaseModel):
 
 
 class OutputItem(BaseModel):
-    """message and reasoning have `content`, function_call has the call's fields."""
+    """message and reasoning have `content`, the others have a call's fields."""
 
-    type: Literal["message", "function_call", "reasoning"]
+    type: Literal["message", "function_call", "custom_tool_call", "reasoning"]
     id: str
     status: ItemStatus
     role: Literal["assistant"] | None = None
@@ -36,7 +36,8 @@ class OutputItem(BaseModel):
     call_id: str | None = None
     namespace: str | None = Field(None, description="Of the function, if it has one.")
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | None = Field(None, description="Of a function_call.")
+    input: str | None = Field(None, description="Of a custom_tool_call.")
 
 
 class ReasoningDetails(BaseModel):
@@ -139,6 +140,7 @@ class ResponseEvent(BaseModel):
         "response.output_text.delta", "response.output_text.done",
         "response.reasoning_text.delta", "response.reasoning_text.done",
         "response.function_call_arguments.delta", "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
     ]  # fmt: skip
     sequence_number: int
     response: ResponseAnswer | None = None
@@ -152,6 +154,7 @@ class ResponseEvent(BaseModel):
     logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     receipt: AnswerReceipt | None = Field(
         None, description="In the last event, with stream_options.include_receipt."
     )
@@ -170,7 +173,10 @@ class InputPart(BaseModel):
 class InputItem(BaseModel):
     """What a response answers, or a conversation has, each kind with its fields."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    type: Literal[
+        "message", "function_call", "function_call_output", "custom_tool_call",
+        "custom_tool_call_output", "reasoning",
+    ]  # fmt: skip
     id: str
     status: ItemStatus
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -179,6 +185,7 @@ class InputItem(BaseModel):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.contents import check_content, check_each, check_text_part
+from pagoda_gateway.openai.schemas.custom_tools import CUSTOM
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.responses.tools import known_name
 
@@ -50,7 +51,18 @@ def check_item(place: str, item: Any) -> None:
             "arguments": str(),
         } if name and isinstance(item.get("namespace"), str | None):
             pass
-        case {"type": "function_call_output", "call_id": str(), "output": output}:
+        case {
+            "type": "custom_tool_call",
+            "call_id": str(),
+            "name": str(name),
+            "input": str(),
+        } if name and isinstance(item.get("namespace"), str | None):
+            pass
+        case {
+            "type": "function_call_output" | "custom_tool_call_output",
+            "call_id": str(),
+            "output": output,
+        }:
             check_content(f"{place}.output", output, _check_part)
         case {"role": str(role), "content": content} if (
             role in ROLES and item.get("type", "message") == "message"
@@ -61,7 +73,8 @@ def check_item(place: str, item: Any) -> None:
             raise InvalidRequestError(
                 f"has type {shorten(kind)} or lacks a field of it; this server takes message "
                 f"(role: {', '.join(ROLES)}; content), function_call (call_id, name, arguments), "
-                "function_call_output (call_id, output) and reasoning",
+                "custom_tool_call (call_id, name, input), function_call_output and "
+                "custom_tool_call_output (call_id, output) and reasoning",
                 param=place,
             )
 
@@ -87,9 +100,9 @@ def _add(messages: list[dict[str, Any]], thoughts: list[str], item: dict[str, An
         case "reasoning":
             thoughts += _thoughts(item)
             return
-        case "function_call":
+        case "function_call" | "custom_tool_call":
             _add_call(messages, item, is_new=bool(thoughts))
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             content = _texts(item["output"])
             messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
         case _:
@@ -124,8 +137,12 @@ def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], *, is_new: b
     if is_new or not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     name = known_name(item.get("namespace"), item["name"])
-    function = {"name": name, "arguments": item["arguments"]}
-    call = {"id": item["call_id"], "type": "function", "function": function}
+    call: dict[str, Any] = {"id": item["call_id"]}
+    if item["type"] == "custom_tool_call":
+        call |= {"type": CUSTOM, CUSTOM: {"name": name, "input": item["input"]}}
+    else:
+        function = {"name": name, "arguments": item["arguments"]}
+        call |= {"type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)
 
 

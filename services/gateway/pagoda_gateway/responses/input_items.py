@@ -11,6 +11,7 @@ _DONE = "completed"
 _STATUSES = ("in_progress", _DONE, "incomplete")
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
+    "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
 }  # fmt: skip
 
 
@@ -73,10 +74,10 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
             role = item["role"]
             own_kind = "output_text" if role == "assistant" else "input_text"
             return listed | {"role": role, "content": _parts(item["content"], own_kind)}
-        case "function_call":
-            named = ("call_id", "namespace", "name", "arguments")
+        case "function_call" | "custom_tool_call":
+            named = ("call_id", "namespace", "name", "arguments", "input")
             return listed | {name: item[name] for name in named if item.get(name) is not None}
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             output = item["output"]
             parts = output if isinstance(output, str) else _parts(output, "input_text")
             return listed | {"call_id": item["call_id"], "output": parts}

@@ -1,13 +1,27 @@
 """Blocks of an output as items, and the events that tell of each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pagoda_gateway.dialects import Block, BlockChange
 
-_ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_ID_PREFIXES = {"text": "msg", "reasoning": "rs"}
 _PART_EVENTS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
-_CALL_EVENT = "response.function_call_arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class _CallWords:
+    """What calls of one kind are called by."""
+
+    type: str
+    prefix: str
+    text: str
+    event: str
+
+
+_CALL = _CallWords("function_call", "fc", "arguments", "response.function_call_arguments")
+_TEXT_CALL = _CallWords("custom_tool_call", "ctc", "input", "response.custom_tool_call_input")
 
 
 def item(
@@ -18,7 +32,7 @@ def item(
     *,
     namespaced: Mapping[str, dict[str, str]],
 ) -> dict[str, Any]:
-    """Return an item: a message, a function call or reasoning.
+    """Return an item: a message, a call or reasoning.
 
     Args:
         block: of the output.
@@ -30,12 +44,13 @@ def item(
     known = {"id": _item_id(block, request_id), "status": status}
     is_begun = status == "in_progress"  # clients add up what the events after it bring
     if block.kind == "call":
+        words = _words(block)
         return {
-            "type": "function_call",
+            "type": words.type,
             **known,
             "call_id": block.call_id,
             **namespaced.get(block.name, {"name": block.name}),
-            "arguments": "" if is_begun else block.text,
+            words.text: "" if is_begun else block.text,
         }
     parts = [] if is_begun else [_part(block, block.text, logprobs)]
     if block.kind == "reasoning":
@@ -67,7 +82,7 @@ def item_events(
     is_call = block.kind == "call"
     if not is_call:
         place["content_index"] = 0
-    name = _CALL_EVENT if is_call else _PART_EVENTS[block.kind]
+    name = _words(block).event if is_call else _PART_EVENTS[block.kind]
     is_text = block.kind == "text"
     if change.kind == "text":
         new = {"logprobs": list(new_logprobs)} if is_text else {}
@@ -82,7 +97,9 @@ def item_events(
         return [added] if is_call else [added, part]
     item_done = {"type": "response.output_item.done", **whole}
     if is_call:
-        said = {**namespaced.get(block.name, {"name": block.name}), "arguments": block.text}
+        said = {_words(block).text: block.text}
+        if not block.takes_text:
+            said = {**namespaced.get(block.name, {"name": block.name}), **said}
         return [{"type": f"{name}.done", **place, **said}, item_done]
     part = _part(block, block.text, logprobs)
     part_done = {"type": "response.content_part.done", **place, "part": part}
@@ -98,8 +115,13 @@ def without_logprobs(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
+def _words(block: Block) -> _CallWords:
+    return _TEXT_CALL if block.takes_text else _CALL
+
+
 def _item_id(block: Block, request_id: str) -> str:
-    return f"{_ID_PREFIXES[block.kind]}_{request_id}_{block.index}"
+    prefix = _words(block).prefix if block.kind == "call" else _ID_PREFIXES[block.kind]
+    return f"{prefix}_{request_id}_{block.index}"
 
 
 def _part(block: Block, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from pagoda_gateway.openai.schemas.tools import (
 )
 from pagoda_gateway.responses.chat_messages import check_item, input_items
 from pagoda_gateway.responses.tools import (
+    FunctionTool,
     OfferedTool,
     chat_choice,
     check_known_names,
@@ -51,8 +52,9 @@ from pagoda_gateway.responses.tools import (
 REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
 TOOL_CHOICES = (
-    'none, auto, required, {"type": "function", "name": ...} or {"type": "allowed_tools", '
-    '"mode": "auto" or "required", "tools": [{"type": "function", "name": ...}, ...]}'
+    'none, auto, required, {"type": "function" or "custom", "name": ...} or {"type": '
+    '"allowed_tools", "mode": "auto" or "required", "tools": [{"type": "function", "name": ...}, '
+    "...]}"
 )
 LOGPROBS = "message.output_text.logprobs"
 AS_IN_CHAT = (
@@ -243,7 +245,8 @@ class ResponsesBody(RequestBody):
     def check_together(cls, field: str, items: list[Any]) -> None:
         """Check that tools have names of their own."""
         if field == "tools":
-            own = [t if isinstance(t, dict) and t.get("type") == "function" else {} for t in items]
+            kinds = FunctionTool.kinds
+            own = [t if isinstance(t, dict) and t.get("type") in kinds else {} for t in items]
             check_names(names_in(own))
 
     @field_validator("tool_choice")

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from pagoda_gateway import sse
-from pagoda_gateway.dialects import BlockReader, are_whole
+from pagoda_gateway.dialects import BlockReader
 from pagoda_gateway.errors import GatewayError, StorageFullError, UnavailableError
 from pagoda_gateway.openai.answer_form import AnswerForm
 from pagoda_gateway.openai.logprobs import LogprobFormat
@@ -199,8 +199,8 @@ class ResponseSerializer(Serializer):
         block = self._output.blocks[index]
         if block is not self._output.blocks[-1] or self._sequence.finish_reason not in _CUTS:
             return "completed"
-        is_whole_call = block.kind == "call" and are_whole(block.text)  # the next one was cut
-        return "completed" if is_whole_call else "incomplete"
+        # The next one was cut.
+        return "completed" if self._output.ends_with_a_call else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
         """Return a response without output."""

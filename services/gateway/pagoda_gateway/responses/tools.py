@@ -1,7 +1,7 @@
 """Tools of a response: functions, alone or in namespaces, and searches, which nobody here runs.
 
-A model knows a function of a namespace by both names, as `namespace__function`; clients get them
-apart, as OpenAI's have them.
+A tool of free text is a function of one text, see `custom_tools.py`. A model knows a function of a
+namespace by both names, as `namespace__function`; clients get them apart, as OpenAI's have them.
 """
 
 from collections import defaultdict
@@ -9,26 +9,46 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, joined, shorten
 from pagoda_gateway.openai.schemas.base import MAX_TOOLS, Items, RequestModel
-from pagoda_gateway.openai.schemas.tools import MAX_NAME_CHARS, function_tool, other_kind
+from pagoda_gateway.openai.schemas.custom_tools import CUSTOM, faults
+from pagoda_gateway.openai.schemas.tools import (
+    MAX_NAME_CHARS,
+    OTHER_KIND,
+    custom_tool,
+    function_tool,
+)
 
 NAMESPACE = "namespace"
-SEARCHES = "web_search"  # and what begins so: a model may search, or not; clients offer it unasked
+SEARCH = "web_search"
+SEARCHES = (SEARCH, "tool_search")  # and what begins so: clients offer them unasked
 
 
 class FunctionTool(RequestModel):
-    """A function that the client runs."""
+    """A function that the client runs, or a tool of free text, whose text may have a `format`."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("function",)
+    kinds: ClassVar[tuple[str, ...]] = ("function", CUSTOM)
 
     type: str
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _check_format(
+        cls, value: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        if info.data.get("type") == CUSTOM and faults({"format": _chat_format(value)}):
+            raise InvalidRequestError(
+                f'is {shorten(value)}; it must be {{"type": "text"}} or {{"type": "grammar", '
+                '"syntax": "lark" or "regex", "definition": "..."}'
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -37,17 +57,17 @@ class FunctionTool(RequestModel):
         if not isinstance(kind, str):
             return value
         # Other fields of other kinds are not ours to check.
-        if SEARCHES in cls.kinds and kind.startswith(SEARCHES):
-            return {"type": SEARCHES, "name": SEARCHES}
+        if SEARCH in cls.kinds and kind.startswith(SEARCHES):
+            return {"type": SEARCH, "name": SEARCH}
         if kind in cls.kinds:
             return value
-        raise UnsupportedFieldError(f"has type {shorten(kind)}: {other_kind(kind)}")
+        raise UnsupportedFieldError(f"has type {shorten(kind)}: {OTHER_KIND}")
 
 
 class OfferedTool(FunctionTool):
-    """A function, a namespace that has `tools`, or a web search, which is left out."""
+    """A tool, a namespace that has `tools`, or a search, which is left out."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("function", NAMESPACE, SEARCHES)
+    kinds: ClassVar[tuple[str, ...]] = (*FunctionTool.kinds, NAMESPACE, SEARCH)
 
     tools: Items[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
 
@@ -81,6 +101,9 @@ class Function:
     def in_chat(self) -> dict[str, Any]:
         """The tool as chat has it."""
         tool = self.tool
+        if tool.type == CUSTOM:
+            form = _chat_format(tool.format)
+            return custom_tool(self.name, description=tool.description, format=form)
         return function_tool(
             self.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
@@ -107,16 +130,12 @@ def namespaced(tools: Sequence[OfferedTool] | None) -> dict[str, dict[str, str]]
 
 def shown(tools: Sequence[OfferedTool] | None) -> list[dict[str, Any]]:
     """Return the tools that a model is offered, as a response repeats them."""
-    return [
-        tool.model_dump(exclude=None if tool.type == NAMESPACE else {"tools"})
-        for tool in tools or ()
-        if tool.type != SEARCHES
-    ]
+    return [_shown(tool) for tool in tools or () if tool.type != SEARCH]
 
 
 def left_out(tools: Sequence[OfferedTool] | None) -> tuple[str, ...]:
     """Return the places of tools that no model is offered."""
-    return tuple(f"tools[{i}]" for i, tool in enumerate(tools or ()) if tool.type == SEARCHES)
+    return tuple(f"tools[{i}]" for i, tool in enumerate(tools or ()) if tool.type == SEARCH)
 
 
 def check_known_names(tools: Sequence[OfferedTool] | None) -> None:
@@ -155,8 +174,8 @@ def chat_choice(choice: Any, tools: Sequence[OfferedTool] | None) -> Any:
     match choice:
         case "auto":
             return None
-        case {"type": "function", "name": str()}:
-            return {"type": "function", "function": {"name": _Chosen(tools).name_of(choice)}}
+        case {"type": "function" | "custom" as kind, "name": str()}:
+            return {"type": kind, kind: {"name": _Chosen(tools).name_of(choice)}}
         case {"type": "allowed_tools", "mode": mode, "tools": [*allowed]}:
             chosen = _Chosen(tools)
             named = [
@@ -192,6 +211,22 @@ class _Chosen:
         )
 
 
+def _chat_format(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the format of a tool's text as chat has it: a grammar's words are a level below."""
+    if value is None or value.get("type") != "grammar":
+        return value
+    return {"type": "grammar", "grammar": value}
+
+
+def _shown(tool: FunctionTool) -> dict[str, Any]:
+    values = tool.model_dump(exclude={"tools"})
+    for name in ("parameters", "strict") if tool.type == CUSTOM else ("format",):
+        del values[name]
+    if isinstance(tool, OfferedTool) and tool.type == NAMESPACE:
+        values["tools"] = [_shown(inner) for inner in tool.tools or ()]
+    return values
+
+
 def _has_name(tool: Any) -> bool:
     return isinstance(tool, dict) and isinstance(tool.get("name"), str)
 
@@ -207,5 +242,5 @@ def _functions(tools: Sequence[OfferedTool]) -> Iterator[Function]:
         if tool.type == NAMESPACE:
             for inner, function in enumerate(tool.tools or ()):
                 yield Function(f"{place}.tools[{inner}]", tool.name, function)
-        elif tool.type != SEARCHES:
+        elif tool.type != SEARCH:
             yield Function(place, None, tool)

@@ -57,7 +57,8 @@ def test_a_part_of_a_message(schema: type[BaseModel], content: Any, place: str, 
 @pytest.mark.parametrize(
     ("call", "place"),
     [
-        ({"type": "custom", "custom": {}}, ".type"),
+        ({"type": "mcp", "mcp": {}}, ".type"),
+        ({"type": "custom", "custom": {}}, ".custom"),
         ({"id": 5, "type": "function", "function": {"name": "x", "arguments": ""}}, ".id"),
         ({"type": "function"}, ".function"),
         ({"type": "function", "function": {"arguments": "{}"}}, ".function.name"),

@@ -94,7 +94,7 @@ def test_former_tools_name_what_replaces_them() -> None:
     assert "use 'tools'" in str(refused(functions=[{"name": "f"}]))
 
 
-@pytest.mark.parametrize("kind", ["custom", "web_search", "mcp"])
+@pytest.mark.parametrize("kind", ["web_search", "mcp"])
 def test_tools_that_are_no_functions_are_refused_by_their_type(kind: str) -> None:
     error = refused(tools=[{"type": kind, kind: {"name": "x"}}])
     assert isinstance(error, UnsupportedFieldError)

@@ -19,6 +19,7 @@ from pagoda_gateway.accounts.prefixes.outline import Outline, Part
 from pagoda_gateway.accounts.prefixes.prefixes import Prefixes
 from pagoda_gateway.openai.request_processor import Body
 from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.custom_tools import function_called
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output.sequence import OutputSequence
@@ -153,7 +154,7 @@ def _outline(body: Body, name: str) -> Outline:
     if not isinstance(body, ChatBody):
         return Outline(name=name)
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
-    return Outline.of(map(_part, body.messages), (tool["function"]["name"] for tool in tools))
+    return Outline.of(map(_part, body.messages), (tool[tool["type"]]["name"] for tool in tools))
 
 
 def _part(message: Message) -> Part:
@@ -165,8 +166,7 @@ def _part(message: Message) -> Part:
     text = content if isinstance(content, str) else ""
     calls = message.tool_calls or []
     if not text and calls:
-        function = calls[0].get("function")
-        text = str(function.get("name", "")) if isinstance(function, dict) else ""
+        text = function_called(calls[0])["name"]
     return Part.of(message.role, text, has_calls=bool(calls))
 
 

@@ -14,6 +14,7 @@ from pydantic_core import core_schema
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestModel, Tools
 from pagoda_gateway.openai.schemas.contents import TEXT_FIELDS, check_each, check_text_part
+from pagoda_gateway.openai.schemas.custom_tools import CUSTOM
 
 Role: TypeAlias = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
@@ -100,10 +101,16 @@ def _check_part(place: str, part: Any) -> None:
 
 def _check_call(place: str, call: dict[str, Any]) -> None:
     kind, call_id = call.get("type", "function"), call.get("id")
-    if kind != "function":
-        raise _wrong(f"{place}.type", kind, "function")
+    if kind not in ("function", CUSTOM):
+        raise _wrong(f"{place}.type", kind, "function or custom")
     if not isinstance(call_id, str | None):
         raise _wrong(f"{place}.id", call_id, "text")
+    if kind == CUSTOM:
+        match call.get(CUSTOM):
+            case {"name": str(name), "input": str()} if name:
+                return
+        must_be = 'an object {"name": "...", "input": "..."}'
+        raise _wrong(f"{place}.{CUSTOM}", call.get(CUSTOM), must_be)
     _check_called(f"{place}.function", call.get("function"))
 
 

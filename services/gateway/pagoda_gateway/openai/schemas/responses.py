@@ -93,12 +93,20 @@ class CalledFunction(BaseModel):
     arguments: str
 
 
+class CalledTool(BaseModel):
+    """Which tool of free text, and the text."""
+
+    name: str
+    input: str
+
+
 class ToolCall(BaseModel):
-    """A call that the model asks for."""
+    """A call that the model asks for, of a `function` or of a `custom` tool."""
 
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledTool | None = None
 
 
 class FunctionDelta(BaseModel):
@@ -108,13 +116,21 @@ class FunctionDelta(BaseModel):
     arguments: str
 
 
+class ToolDelta(BaseModel):
+    """The name comes with the first piece of a call, the text with all of them."""
+
+    name: str | None = None
+    input: str
+
+
 class ToolCallDelta(BaseModel):
     """A piece of one call; the first has its id."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: FunctionDelta
+    type: Literal["function", "custom"] | None = None
+    function: FunctionDelta | None = None
+    custom: ToolDelta | None = None
 
 
 class ChatMessage(BaseModel):

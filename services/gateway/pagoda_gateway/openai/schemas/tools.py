@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from pagoda_gateway.errors import InvalidRequestError, UnsupportedFieldError, joined, shorten
+from pagoda_gateway.openai.schemas.custom_tools import CUSTOM, faults, function_of, is_free
 
 MAX_NAME_CHARS = 256
 MAX_NAMED_TOOLS = 16  # of those that are wrong
@@ -32,6 +33,8 @@ class ToolUse:
         is_named: the client named the function; the answer then ends with "stop", as OpenAI's does.
         is_parallel: there may be several calls.
         places: of what is offered, in the request; empty: in `tools`, one after the other.
+        texts: names of functions that stand for tools of free text.
+        free: indices of those offered whose grammar binds nothing.
     """
 
     offered: list[dict[str, Any]] | None = None
@@ -40,11 +43,18 @@ class ToolUse:
     is_named: bool = False
     is_parallel: bool = True
     places: Sequence[str] = ()
+    texts: frozenset[str] = frozenset()
+    free: tuple[int, ...] = ()
 
     @property
     def is_strict(self) -> bool:
         """Whether calls must follow their schemas even where none is required."""
         return any(tool["function"].get("strict") is True for tool in self.callable)
+
+    @property
+    def all_places(self) -> Sequence[str]:
+        """The place of each that is offered."""
+        return self.places or [f"tools[{index}]" for index in range(len(self.offered or ()))]
 
 
 def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | None) -> ToolUse:
@@ -60,12 +70,25 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
     if choice == "none":
         return ToolUse()
     names, mode = _chosen(choice, found)
+    texts = {name: tool[CUSTOM] for name, tool in found.items() if tool["type"] == CUSTOM}
+    functions = (
+        found
+        if not texts
+        else {
+            name: tool
+            if name not in texts
+            else {"type": "function", "function": function_of(texts[name])}
+            for name, tool in found.items()
+        }
+    )
     return ToolUse(
-        offered=tools,
-        callable=tuple(found[name] for name in names),
+        offered=tools if not texts else list(functions.values()),
+        callable=tuple(functions[name] for name in names),
         is_required=mode != "auto",
         is_named=mode == "named",
         is_parallel=mode != "named" and parallel is not False,
+        texts=frozenset(texts),
+        free=tuple(i for i, name in enumerate(found) if name in texts and is_free(texts[name])),
     )
 
 
@@ -75,8 +98,14 @@ def function_tool(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **known}}
 
 
+def custom_tool(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a tool of free text as `tools` has it; `fields` that are None are left out."""
+    known = {key: value for key, value in fields.items() if value is not None}
+    return {"type": CUSTOM, CUSTOM: {"name": name, **known}}
+
+
 def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the tools by their functions' names.
+    """Return the tools by their names.
 
     Raises:
         InvalidRequestError: names what is wrong with each.
@@ -104,7 +133,7 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def check_names(names: Sequence[str | None]) -> None:
     """Raise InvalidRequestError if tools that have their names themselves share some; names each.
 
-    Of chat's tools, whose functions have them, see `by_name`.
+    Of chat's tools, which have them a level below, see `by_name`.
 
     Args:
         names: None of a tool that has none, which is said elsewhere.
@@ -127,11 +156,8 @@ def names_in(tools: Sequence[Any]) -> list[str | None]:
     return [name if isinstance(name, str) else None for name in names]
 
 
-def other_kind(kind: Any) -> str:
-    """Return why a tool of this type, which is no function, cannot be offered."""
-    if kind == "custom":
-        return "calls with free text are not supported; offer a function with one text parameter"
-    return "this server runs no tools itself; offer functions, which the client runs"
+OTHER_KIND = "this server runs no tools itself; offer function or custom, which the client runs"
+"""Why a tool of any other type cannot be offered."""
 
 
 def check_choice(choice: Any) -> None:
@@ -179,40 +205,54 @@ def check_choice_among(names: Collection[str], choice: Any) -> None:
 
 def _good_name(tool: dict[str, Any]) -> str | None:
     """Return the name of a tool; None: something is wrong with it."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
+    kind = _kind(tool)
+    described = tool.get(kind)
+    if not isinstance(described, dict) or kind not in _FAULTS or _FAULTS[kind](described):
         return None
-    name = function.get("name")
-    is_good = (
-        isinstance(name, str)
-        and 1 <= len(name) <= MAX_NAME_CHARS
-        and isinstance(function.get("description"), _TEXT)
-        and isinstance(function.get("parameters"), _OBJECT)
-        and isinstance(function.get("strict"), _FLAG)
-    )
+    name = described.get("name")
+    is_good = isinstance(name, str) and 1 <= len(name) <= MAX_NAME_CHARS
     return name if is_good else None
+
+
+def _kind(tool: dict[str, Any]) -> str:
+    kind = tool.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def _function_faults(function: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    return [
+        (field, function[field], must_be)
+        for field, kinds, must_be in _FUNCTION
+        if not isinstance(function.get(field), kinds)
+    ]
+
+
+_FAULTS = {"function": _function_faults, CUSTOM: faults}
+_SHOWN = {
+    "function": '{"type": "function", "function": {"name": ..., "parameters": {...}}}',
+    CUSTOM: '{"type": "custom", "custom": {"name": ..., "format": {...}}}',
+}
 
 
 def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
     """Return all that is wrong with a tool; if nothing is, its name is another's, too."""
-    function, kind = tool.get("function"), tool.get("type")
-    if isinstance(kind, str) and kind != "function":
-        why = f"'{where}' has type {shorten(kind)}: {other_kind(kind)}"
+    kind = _kind(tool)
+    if kind and kind not in _FAULTS:
+        why = f"'{where}' has type {shorten(kind)}: {OTHER_KIND}"
         return [UnsupportedFieldError(why, param=where)]
-    if kind != "function" or not isinstance(function, dict):
-        must_be = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-        return [_wrong(where, tool, must_be)]
-    name = function.get("name")
+    described = tool.get(kind)
+    if not isinstance(described, dict):
+        return [_wrong(where, tool, _SHOWN.get(kind, _SHOWN["function"]))]
+    name, inside = described.get("name"), f"{where}.{kind}"
     errors = []
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
         must_be = f"a text of 1 to {MAX_NAME_CHARS} characters"
-        errors.append(_wrong(f"{where}.function.name", name, must_be))
+        errors.append(_wrong(f"{inside}.name", name, must_be))
     errors += [
-        _wrong(f"{where}.function.{field}", function[field], must_be)
-        for field, kinds, must_be in _FUNCTION
-        if not isinstance(function.get(field), kinds)
+        _wrong(f"{inside}.{field}", value, must_be)
+        for field, value, must_be in _FAULTS[kind](described)
     ]
-    return errors or [_wrong(f"{where}.function.name", name, "there only once")]
+    return errors or [_wrong(f"{inside}.name", name, "there only once")]
 
 
 def _wrong(where: str, value: Any, must_be: str) -> InvalidRequestError:
@@ -234,6 +274,8 @@ def _choice(choice: Any) -> tuple[list[str] | None, str]:
     match choice:
         case {"type": "function", "function": {"name": str(name)}}:
             return [name], "named"
+        case {"type": "custom", "custom": {"name": str(name)}}:
+            return [name], "named"
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]},
@@ -251,7 +293,11 @@ def _names(tools: list[Any]) -> list[str]:
     names = []
     for tool in tools:
         match tool:
-            case {"type": "function", "function": {"name": str(name)}} | {"name": str(name)}:
+            case (
+                {"type": "function", "function": {"name": str(name)}}
+                | {"type": "custom", "custom": {"name": str(name)}}
+                | {"name": str(name)}
+            ):
                 names.append(name)
             case _:
                 return []
