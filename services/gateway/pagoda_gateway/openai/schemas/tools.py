@@ -71,19 +71,11 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
         return ToolUse()
     names, mode = _chosen(choice, found)
     texts = {name: tool[CUSTOM] for name, tool in found.items() if tool["type"] == CUSTOM}
-    functions = (
-        found
-        if not texts
-        else {
-            name: tool
-            if name not in texts
-            else {"type": "function", "function": function_of(texts[name])}
-            for name, tool in found.items()
-        }
-    )
+    for name, custom in texts.items():
+        found[name] = {"type": "function", "function": function_of(custom)}
     return ToolUse(
-        offered=tools if not texts else list(functions.values()),
-        callable=tuple(functions[name] for name in names),
+        offered=list(found.values()),
+        callable=tuple(found[name] for name in names),
         is_required=mode != "auto",
         is_named=mode == "named",
         is_parallel=mode != "named" and parallel is not False,
@@ -207,16 +199,24 @@ def _good_name(tool: dict[str, Any]) -> str | None:
     """Return the name of a tool; None: something is wrong with it."""
     kind = _kind(tool)
     described = tool.get(kind)
-    if not isinstance(described, dict) or kind not in _FAULTS or _FAULTS[kind](described):
+    if kind not in _FAULTS or not isinstance(described, dict) or _faults(kind, described):
         return None
-    name = described.get("name")
-    is_good = isinstance(name, str) and 1 <= len(name) <= MAX_NAME_CHARS
-    return name if is_good else None
+    name: str = described["name"]
+    return name
 
 
 def _kind(tool: dict[str, Any]) -> str:
     kind = tool.get("type")
     return kind if isinstance(kind, str) else ""
+
+
+def _faults(kind: str, described: dict[str, Any]) -> list[tuple[str, Any, str]]:
+    """Return field, value and what it must be of all that is wrong with a tool."""
+    found = _FAULTS[kind](described)
+    name = described.get("name")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
+        found.insert(0, ("name", name, f"a text of 1 to {MAX_NAME_CHARS} characters"))
+    return found
 
 
 def _function_faults(function: dict[str, Any]) -> list[tuple[str, Any, str]]:
@@ -242,17 +242,9 @@ def _errors(where: str, tool: dict[str, Any]) -> list[InvalidRequestError]:
         return [UnsupportedFieldError(why, param=where)]
     described = tool.get(kind)
     if not isinstance(described, dict):
-        return [_wrong(where, tool, _SHOWN.get(kind, _SHOWN["function"]))]
-    name, inside = described.get("name"), f"{where}.{kind}"
-    errors = []
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
-        must_be = f"a text of 1 to {MAX_NAME_CHARS} characters"
-        errors.append(_wrong(f"{inside}.name", name, must_be))
-    errors += [
-        _wrong(f"{inside}.{field}", value, must_be)
-        for field, value, must_be in _FAULTS[kind](described)
-    ]
-    return errors or [_wrong(f"{inside}.name", name, "there only once")]
+        return [_wrong(where, tool, _SHOWN[kind or "function"])]
+    wrong = _faults(kind, described) or [("name", described["name"], "there only once")]
+    return [_wrong(f"{where}.{kind}.{field}", value, must_be) for field, value, must_be in wrong]
 
 
 def _wrong(where: str, value: Any, must_be: str) -> InvalidRequestError:
