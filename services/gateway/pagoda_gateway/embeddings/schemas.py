@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import checks
-from pagoda_gateway.openai.schemas.base import Priority, Prompts, RequestBody
+from pagoda_gateway.openai.schemas.base import Priority, Prompts, PromptTruncation, RequestBody
 from pagoda_gateway.openai.schemas.generation import MAX_CACHE_SALT_CHARS
 
 MAX_INPUTS = 2048
@@ -19,7 +19,7 @@ class EmbeddingsBody(RequestBody):
     input: Prompts  # after its check: a list of texts and lists of token ids
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncate_prompt_tokens: PromptTruncation = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
@@ -35,12 +35,6 @@ class EmbeddingsBody(RequestBody):
                 f"'input' has {len(items)} inputs; the limit is {MAX_INPUTS}", param="input"
             )
         return items
-
-    @field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _check_truncation(cls, value: int | None) -> int | None:
-        checks.check_truncation(value)
-        return value
 
 
 class Embedding(BaseModel):

@@ -15,14 +15,15 @@ from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
-    Bias,
     Content,
     Items,
+    LogitBias,
     Metadata,
     Priority,
     Refused,
     RequestBody,
     RequestModel,
+    Seed,
     Stops,
     TemplateVariables,
     ToolChoice,
@@ -134,11 +135,11 @@ class ResponsesBody(RequestBody):
     # As vLLM has them here, beyond OpenAI's.
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
+    seed: Seed = None
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | None = None
     stop: Stops = None
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
@@ -204,24 +205,6 @@ class ResponsesBody(RequestBody):
             )
         return value
 
-    @field_validator("seed", mode="before")
-    @classmethod
-    def _check_seed(cls, value: Any) -> Any:
-        checks.check_seed(value)
-        return value
-
-    @field_validator("logit_bias")
-    @classmethod
-    def _check_logit_bias(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        checks.check_logit_bias(value)
-        return value
-
-    @field_validator("stop")
-    @classmethod
-    def _check_stop(cls, value: Any) -> Any:
-        checks.check_stop(value)
-        return value
-
     @field_validator("min_tokens")
     @classmethod
     def _check_min_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -274,12 +257,6 @@ class ResponsesBody(RequestBody):
             )
         return value
 
-    @field_validator("metadata")
-    @classmethod
-    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        checks.check_metadata(value)
-        return value
-
     @field_validator("background")
     @classmethod
     def _check_background(cls, value: bool | None, info: ValidationInfo) -> bool | None:
@@ -301,12 +278,6 @@ class ConversationUpdate(RequestBody):
     """What is put in place of a conversation's metadata."""
 
     metadata: Metadata | None = None
-
-    @field_validator("metadata")
-    @classmethod
-    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        checks.check_metadata(value)
-        return value
 
 
 class ConversationBody(ConversationUpdate):

@@ -1,10 +1,12 @@
 """What all request bodies have in common, and types that only the OpenAPI document checks."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
@@ -13,14 +15,35 @@ from pydantic import (
 )
 
 from pagoda_gateway.openai.schemas.checks import (
+    INT64_MAX,
+    INT64_MIN,
     MAX_METADATA,
     MAX_METADATA_KEY_CHARS,
     MAX_METADATA_VALUE_CHARS,
     MAX_STOP_STRING_CHARS,
     MAX_STOP_STRINGS,
+    check_bad_words,
+    check_dry_sequence_breakers,
+    check_early_stopping,
+    check_logit_bias,
+    check_metadata,
+    check_seed,
+    check_stop,
+    check_truncation,
     checked_variables,
     whole_numbers,
 )
+
+
+def _same_if(check: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return a validator that returns a value as it is, unless `check` raises."""
+
+    def checked(value: Any) -> Any:
+        check(value)
+        return value
+
+    return checked
+
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -29,6 +52,7 @@ _TOKENS = {"type": "array", "items": {"type": "integer"}}
 _STOP = _TEXT | {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARS}
 Stops = Annotated[
     Any,
+    AfterValidator(_same_if(check_stop)),
     WithJsonSchema(
         {
             "anyOf": [
@@ -52,7 +76,11 @@ Content = Annotated[
 # A field that is refused unless its value asks for nothing.
 Refused = Annotated[Any, WithJsonSchema({"enum": [None, False, "", []]})]
 Modalities = Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})]
-EarlyStopping = Annotated[Any, WithJsonSchema({"enum": [None, False, True, "never"]})]
+EarlyStopping = Annotated[
+    Any,
+    AfterValidator(_same_if(check_early_stopping)),
+    WithJsonSchema({"enum": [None, False, True, "never"]}),
+]
 ToolChoice = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
@@ -90,6 +118,7 @@ Items = Annotated[list[Item], _FirstError()]
 Tools = Annotated[list[dict[str, Any]], _FirstError(), Field(max_length=MAX_TOOLS)]
 Metadata = Annotated[
     dict[str, Any],
+    AfterValidator(_same_if(check_metadata)),
     WithJsonSchema(
         {
             "type": "object",
@@ -102,7 +131,16 @@ Metadata = Annotated[
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(checked_variables)]
 # Lower runs earlier; 0 where none is given.
 Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
-Bias = Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]
+LogitBias = Annotated[
+    dict[str, Annotated[Any, WithJsonSchema({"type": "number", "minimum": -100, "maximum": 100})]],
+    AfterValidator(_same_if(check_logit_bias)),
+]
+Seed = Annotated[
+    int | None, Field(ge=INT64_MIN, le=INT64_MAX), BeforeValidator(_same_if(check_seed))
+]
+BadWords = Annotated[Items[str], AfterValidator(_same_if(check_bad_words))]
+SequenceBreakers = Annotated[Items[str], AfterValidator(_same_if(check_dry_sequence_breakers))]
+PromptTruncation = Annotated[int | None, Field(ge=-1), AfterValidator(_same_if(check_truncation))]
 
 
 class RequestModel(BaseModel):

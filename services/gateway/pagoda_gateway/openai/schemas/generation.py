@@ -7,15 +7,19 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.openai.schemas import beam_search, checks, formats
 from pagoda_gateway.openai.schemas.base import (
-    Bias,
+    BadWords,
     EarlyStopping,
     Items,
+    LogitBias,
     Metadata,
     Priority,
+    PromptTruncation,
     Refused,
     RequestBody,
     RequestModel,
     ResponseFormat,
+    Seed,
+    SequenceBreakers,
     Stops,
 )
 
@@ -96,10 +100,10 @@ class GenerationBody(RequestBody):
     dry_multiplier: float | None = Field(None, ge=0, le=100)
     dry_base: float | None = Field(None, ge=1, le=100)
     dry_allowed_length: int | None = Field(None, ge=1, le=MAX_DRY_LENGTH)
-    dry_sequence_breakers: Items[str] | None = None
+    dry_sequence_breakers: SequenceBreakers | None = None
     lz_penalty: float | None = Field(None, ge=0, le=2)
-    logit_bias: dict[str, Bias] | None = None
-    seed: int | None = Field(None, ge=checks.INT64_MIN, le=checks.INT64_MAX)
+    logit_bias: LogitBias | None = None
+    seed: Seed = None
     stop: Stops = None
     stop_token_ids: Items[int] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool | None = None
@@ -108,8 +112,8 @@ class GenerationBody(RequestBody):
     allowed_token_ids: Items[int] | None = Field(
         None, min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS
     )
-    bad_words: Items[str] | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    bad_words: BadWords | None = None
+    truncate_prompt_tokens: PromptTruncation = None
     truncation_side: Literal["left", "right"] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -204,56 +208,8 @@ class GenerationBody(RequestBody):
         checks.check_min_tokens(value, info.data.get("max_tokens"), "max_tokens")
         return value
 
-    @field_validator("logit_bias")
-    @classmethod
-    def _check_logit_bias(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        checks.check_logit_bias(value)
-        return value
-
-    @field_validator("seed", mode="before")
-    @classmethod
-    def _check_seed(cls, value: Any) -> Any:
-        checks.check_seed(value)
-        return value
-
-    @field_validator("stop")
-    @classmethod
-    def _check_stop(cls, value: Any) -> Any:
-        checks.check_stop(value)
-        return value
-
     @field_validator(*formats.FIELDS)
     @classmethod
     def _check_format(cls, value: Any, info: ValidationInfo) -> Any:
         formats.wanted(info.field_name or "", value)
-        return value
-
-    @field_validator("bad_words")
-    @classmethod
-    def _check_bad_words(cls, value: list[str] | None) -> list[str] | None:
-        checks.check_bad_words(value)
-        return value
-
-    @field_validator("dry_sequence_breakers")
-    @classmethod
-    def _check_dry_sequence_breakers(cls, value: list[str] | None) -> list[str] | None:
-        checks.check_dry_sequence_breakers(value)
-        return value
-
-    @field_validator("early_stopping")
-    @classmethod
-    def _check_early_stopping(cls, value: Any) -> Any:
-        checks.check_early_stopping(value)
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _check_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        checks.check_metadata(value)
-        return value
-
-    @field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _check_truncation(cls, value: int | None) -> int | None:
-        checks.check_truncation(value)
         return value
