@@ -47,6 +47,7 @@ def main() -> int:
                 app,
                 listen(settings.host, common.http_port),
                 max_connections=settings.max_connections,
+                trusted_proxies=settings.trusted_proxies,
             )
             await stack.enter_async_context(server)
             keep_loaded()

@@ -1,5 +1,6 @@
 """Settings of the gateway, `PAGODA_GATEWAY_*`. The port is the platform's: `PAGODA_HTTP_PORT`."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,12 @@ class GatewaySettings(ServiceSettings):
         description="Origins of web pages that may call, as JSON, such as "
         '["https://chat.example"], each as browsers send it: scheme://host or scheme://host:port '
         'in lower case, or null; ["*"] is any.',
+    )
+    trusted_proxies: list[str] = Field(
+        [],
+        description="Addresses and networks of proxies, as JSON, such as "
+        '["10.0.0.5", "fd00::/8"], whose X-Forwarded-For says where a request is from; others\' is '
+        "not looked at.",
     )
     ledger_url: SecretStr = Field(
         SecretStr(""),
@@ -290,6 +297,13 @@ class GatewaySettings(ServiceSettings):
         ge=0,
         description="After SIGTERM: how long requests in flight may go on; `pagoda up` sets 3.",
     )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_trusted_proxies(cls, proxies: list[str]) -> list[str]:
+        for text in proxies:
+            ipaddress.ip_network(text)  # which says what is wrong with it
+        return proxies
 
     @field_validator("cors_origins")
     @classmethod

@@ -9,12 +9,13 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, UnavailableError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
 from pagoda_gateway.http.joined_head import JoinedHead
+from pagoda_gateway.http.paced_connection import MAX_SILENT_BYTES, PacedConnection
 from pagoda_runtime.identity import new_request_id
 
 MAX_HEAD_BYTES = 65_536
@@ -38,6 +39,13 @@ _TOO_LARGE = (
     InvalidRequestError(
         f"the head of the request is too large: {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers "
         "at most"
+    ),
+)
+_SILENT = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    InvalidRequestError(
+        "what the request sends within its body, but not as a part of it (trailers, extensions of "
+        f"chunks), is too large: {MAX_SILENT_BYTES} bytes at most"
     ),
 )
 _TOO_MANY = (
@@ -64,7 +72,7 @@ def _answer(status: HTTPStatus, error: GatewayError) -> bytes:
     return f"HTTP/1.1 {status} {status.phrase}\r\n{lines}\r\n".encode() + body
 
 
-class LimitedConnection(HttpToolsProtocol):
+class LimitedConnection(PacedConnection):
     """Closes what sends its head too slowly, what is silent, and what does not read.
 
     Made by `limited_connections`.
@@ -85,7 +93,6 @@ class LimitedConnection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
-        self._is_in_head = True
         self._num_head_bytes = 0
         self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
 
@@ -108,12 +115,10 @@ class LimitedConnection(HttpToolsProtocol):
             self._current.message_event.set()
             tell_loss(self._current)
 
-    def data_received(self, data: bytes) -> None:
+    def parse(self, data: bytes) -> None:
         """Watch the head."""
-        if self in self.leaving:
-            return
         self._num_head_bytes += len(data)
-        super().data_received(data)
+        super().parse(data)
         if self._is_idle and self._head_timer is None:
             self._wait_for_head()  # uvicorn's own timer ended with the first byte
         if self._is_in_head and (
@@ -121,14 +126,8 @@ class LimitedConnection(HttpToolsProtocol):
         ):
             self._refuse(_TOO_LARGE)
 
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        super().on_message_begin()
-        self._is_in_head = True
-
     def on_headers_complete(self) -> None:
         """A request is there: nothing is waited for. End the parser at a bad head."""
-        self._is_in_head = False
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")
         for name, _ in self.headers:  # nearly always the first one
@@ -159,6 +158,12 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_idle:
             self._wait()
+            if self._is_in_body and any(name == b"transfer-encoding" for name, _ in self.headers):
+                self._drop_body()
+
+    def on_silent_body(self) -> None:
+        """Say that it was too much."""
+        self._refuse(_SILENT)
 
     def pause_writing(self) -> None:
         """More waits for this client than is good: watch it read."""
@@ -182,7 +187,10 @@ class LimitedConnection(HttpToolsProtocol):
     def _refuse(self, reason: _Refusal) -> None:
         """Answer and close; within another answer's bytes nothing can be said."""
         current = self._current
-        if current is None or current.response_complete or not current.response_started:
+        is_answered = current is not None and current.response_complete and self._is_in_body
+        if not is_answered and (
+            current is None or current.response_complete or not current.response_started
+        ):
             self.transport.write(_answer(*reason))
         self.transport.close()
 
@@ -208,12 +216,28 @@ class LimitedConnection(HttpToolsProtocol):
         metrics.CONNECTIONS_OVER_LIMIT.labels("refused").inc()
         self.connections.discard(self)  # it has no place among them
         self.leaving.add(self)
+        self.is_deaf = True
         self.transport.write(_answer(*_TOO_MANY))
         if len(self.leaving) > MAX_LEAVING:
             self.transport.close()
             return
         self.transport.write_eof()
         self._head_timer = self.loop.call_later(LEAVE_SECONDS, self.transport.abort)
+
+    def _drop_body(self) -> None:
+        """Drop the rest of a body that was answered early: to find its end costs more than to read.
+
+        The client can send on, has its answer, and sees that this side of the connection has ended.
+        """
+        self.is_deaf = True
+        self._drop_rest()
+        self.loop.call_soon(self._end_writing)  # behind an answer's head that waits for its body
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _end_writing(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write_eof()
 
     def _wait(self) -> None:
         """Be the last of those that wait."""

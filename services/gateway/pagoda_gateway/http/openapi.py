@@ -6,10 +6,13 @@ names the schemas of both here. Nothing of this runs while a request is served.
 
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pagoda_gateway import sse
@@ -140,6 +143,17 @@ class DocumentedApp(FastAPI):
             stack = stack.app
         app: ASGIApp = stack
         return app
+
+    def setup(self) -> None:
+        """Serve the document, written once: the framework writes it for each that asks."""
+        written = b""
+
+        async def document(_request: Request) -> Response:
+            nonlocal written
+            written = written or orjson.dumps(self.openapi())
+            return Response(written, media_type="application/json")
+
+        self.add_route("/openapi.json", document, include_in_schema=False)
 
     def openapi(self) -> dict[str, Any]:
         """Return the document; made once."""

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -81,9 +81,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def http_server(
-    app: ASGIApp, listener: socket.socket, *, max_connections: int = MAX_CONNECTIONS
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    max_connections: int = MAX_CONNECTIONS,
+    trusted_proxies: Sequence[str] = (),
 ) -> AsyncIterator[None]:
-    """Serve `app` until the context ends; then open connections have a few seconds."""
+    """Serve `app` until the context ends; then open connections have a few seconds.
+
+    `trusted_proxies`: addresses and networks whose word for a client's address is taken.
+    """
     config = uvicorn.Config(
         app,
         http=limited_connections(_within_files(max_connections)),
@@ -93,6 +100,8 @@ async def http_server(
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=list(trusted_proxies),
         backlog=BACKLOG,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(STOP_SECONDS),

@@ -1,5 +1,6 @@
 """Routes that need no key, with nothing secret in them: health, version, metrics."""
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -21,6 +22,11 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 def make_router(gateway: Gateway) -> APIRouter:
     """Return the routes."""
     router = APIRouter(tags=["health"])
+    exposition: tuple[bytes, str] | None = None
+
+    def forget() -> None:
+        nonlocal exposition
+        exposition = None
 
     @router.get("/healthz")
     async def healthz() -> dict[str, bool]:
@@ -46,7 +52,11 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get("/metrics", response_model=None, response_class=PlainTextResponse)
     async def prometheus() -> Response:
         """Return the Prometheus exposition."""
-        body, content_type = metrics.render()
+        nonlocal exposition
+        if exposition is None:
+            exposition = metrics.render()  # for all who ask in this turn of the event loop
+            asyncio.get_running_loop().call_soon(forget)
+        body, content_type = exposition
         return Response(body, headers={"content-type": content_type})
 
     return router

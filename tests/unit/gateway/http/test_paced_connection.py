@@ -1,0 +1,217 @@
+"""How much of what arrives is parsed at once, and what is no part of a request."""
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from pagoda_gateway.http.paced_connection import (
+    MAX_PIPELINED,
+    MAX_SILENT_BYTES,
+    SLICE_BYTES,
+    SLICES_A_TURN,
+    PacedConnection,
+)
+from pagoda_gateway.http.server import http_server, listen
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@dataclass
+class Server:
+    """Answers with the digest of the body, or without reading it.
+
+    Attributes:
+        waits: before an answer.
+        reads: whether it reads bodies.
+        headers: of all requests.
+    """
+
+    port: int
+    waits: asyncio.Event = field(default_factory=asyncio.Event)
+    reads: bool = True
+    headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.waits.wait()
+        body = await Request(scope, receive).body() if self.reads else b""
+        self.headers.append(list(scope["headers"]))
+        await PlainTextResponse(digest(body))(scope, receive, send)
+
+
+def digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+@contextlib.asynccontextmanager
+async def serving(**fields: Any) -> AsyncIterator[Server]:
+    listener = listen("127.0.0.1", 0)
+    server = Server(listener.getsockname()[1], **fields)
+    async with http_server(server, listener), asyncio.timeout(60):
+        yield server
+        server.waits.set()
+
+
+async def answer(reader: asyncio.StreamReader) -> str:
+    """Return an answer's body."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    return (await reader.readexactly(32)).decode()
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What was seen of parsing: the most requests that waited, the most slices in one turn."""
+    seen: Counter[str] = Counter()
+    parse: Callable[[PacedConnection, Any], None] = PacedConnection.parse
+
+    def watched(self: PacedConnection, data: bytes) -> None:
+        if not seen["slices"]:
+            self.loop.call_soon(lambda: seen.update(slices=-seen["slices"]))
+        seen["slices"] += 1
+        parse(self, data)
+        seen["all"] += 1
+        seen["most slices"] = max(seen["most slices"], seen["slices"])
+        seen["most waiting"] = max(seen["most waiting"], len(self.pipeline))
+
+    monkeypatch.setattr(PacedConnection, "parse", watched)
+    return seen
+
+
+async def test_requests_without_end_wait_in_the_kernel(parsed: Counter[str]) -> None:
+    num_requests = 30_000
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET * num_requests)
+        while parsed["most waiting"] < MAX_PIPELINED:  # noqa: ASYNC110 - each turn counts
+            await asyncio.sleep(0)
+        assert not server.headers
+        server.waits.set()
+        for _ in range(num_requests):
+            assert await answer(reader) == digest(b"")
+        writer.close()
+    assert len(server.headers) == num_requests
+    assert parsed["most waiting"] <= MAX_PIPELINED + 1  # two heads may end in a slice
+    assert parsed["most slices"] <= SLICES_A_TURN
+
+
+def random_request(draws: random.Random) -> tuple[bytes, bytes]:
+    """Return a request and its body."""
+    body = draws.randbytes(draws.choice([0, 1, 100, 5_000, 70_000, 300_000]))
+    match draws.choice(["get", "length", "chunks"]):
+        case "get":
+            return GET, b""
+        case "length":
+            head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            return head.encode() + body, body
+    chunks, at = [], 0
+    while at < len(body):
+        size = draws.choice([1, 7, 4_096, 50_000]) if len(body) > 100 else len(body)
+        piece = body[at : at + size]
+        chunks.append(b"%x;ext=1\r\n%b\r\n" % (len(piece), piece))
+        at += size
+    trailers = b"x-more: 1\r\n" * draws.choice([0, 0, 3])
+    return CHUNKED + b"".join(chunks) + b"0\r\n" + trailers + b"\r\n", body
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_request_is_read_however_it_is_cut(seed: int) -> None:
+    draws = random.Random(seed)
+    requests = [random_request(draws) for _ in range(60)]
+    sent = b"".join(request for request, _ in requests)
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+        async def send() -> None:
+            at = 0
+            while at < len(sent):
+                size = draws.choice([1, 100, 4_095, 4_096, 4_097, 65_536, 1_000_000])
+                writer.write(sent[at : at + size])
+                await writer.drain()
+                at += size
+
+        sending = asyncio.create_task(send())
+        for _, body in requests:
+            assert await answer(reader) == digest(body)
+        await sending
+        writer.close()
+    assert all(b"x-more" not in dict(headers) for headers in server.headers)
+
+
+async def test_what_comes_behind_a_body_is_no_header() -> None:
+    trailers = b"authorization: Bearer x\r\nexpect: 100-continue\r\n"
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(CHUNKED + b"2\r\nhi\r\n0\r\n" + trailers + b"\r\n" + GET)
+        assert await answer(reader) == digest(b"hi")
+        assert await answer(reader) == digest(b"")
+        writer.close()
+    names = [name for name, _ in server.headers[0]]
+    assert names == [b"host", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize("more", [b"a:b\r\n", b"y"])
+async def test_trailers_without_end_are_refused(more: bytes, parsed: Counter[str]) -> None:
+    answered = b""
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(CHUNKED + b"0\r\nx: " + more * (10_000_000 // len(more)))
+        with contextlib.suppress(ConnectionResetError):  # it was still sending
+            answered = await reader.read()
+        writer.close()
+    assert answered[:13] in (b"", b"HTTP/1.1 431 ")
+    assert not server.headers
+    assert (parsed["all"] - 2) * SLICE_BYTES <= MAX_SILENT_BYTES
+
+
+async def test_a_body_that_was_answered_early_is_not_parsed(parsed: Counter[str]) -> None:
+    async with serving(reads=False) as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(CHUNKED)
+        assert await answer(reader) == digest(b"")
+        num_parsed = parsed["all"]
+        assert await reader.read() == b""  # this side has ended
+        for _ in range(100):
+            writer.write(b"1\r\nx\r\n" * 10_000)
+            await writer.drain()
+        assert parsed["all"] == num_parsed
+        writer.close()
+
+
+async def test_a_body_of_known_length_that_was_answered_early_has_an_end() -> None:
+    async with serving(reads=False) as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        assert await answer(reader) == digest(b"")
+        writer.write(b"x" * 1_000_000 + GET)
+        assert await answer(reader) == digest(b"")
+        writer.close()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_leaves_with_much_unparsed_leaves_nothing(reads: bool) -> None:
+    async with serving(reads=reads) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET * 10_000)
+        await asyncio.sleep(0)
+        writer.transport.abort()
+        server.waits.set()
+        other, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET)
+        assert await answer(other) == digest(b"")
+        writer.close()
