@@ -87,8 +87,10 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def running_replicas(folder: Path, model_folder: Path) -> AsyncIterator[Replicas]:
-    """Start them with what they share, all of it in `folder`."""
+async def running_replicas(
+    folder: Path, model_folder: Path, **settings: Any
+) -> AsyncIterator[Replicas]:
+    """Start them with what they share, all of it in `folder`; `settings` are of both."""
     with (
         nats_server(folder) as nats,
         redis_server(folder) as redis,
@@ -104,7 +106,7 @@ async def running_replicas(folder: Path, model_folder: Path) -> AsyncIterator[Re
                     running_gateway(
                         common, bus, model_folder, worker,
                         admin_key=ADMIN_KEY, keepalive_seconds=0.4, limit_queue_requests=2,
-                        limit_queue_seconds=5.0,
+                        limit_queue_seconds=5.0, **settings,
                     )
                 )
                 for worker in workers

@@ -60,8 +60,11 @@ class Gate(Protocol):
     def expired(self) -> DeadlineError:
         """Return the error of a request whose deadline passes in `enter`."""
 
-    def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
-        """Hear what it used, as the usage log does; without an open record it never began."""
+    def settle(self, opened: UsageOpen | None, closed: UsageClose, num_tokens: int) -> None:
+        """Hear what it is billed, as the usage log does, and how many tokens it came to.
+
+        Without an open record nothing of it is billed.
+        """
 
 
 class Generation:
@@ -262,6 +265,24 @@ class Generation:
             now=self._clock(),
         )
 
+    def num_counted_tokens(self, record: UsageClose) -> int:
+        """Return how many tokens rate limits count; `record` is its account.
+
+        That says what is billed: what the client got. Workers have worked for the rest too, which
+        it left, or which no answer had room for.
+        """
+        if self.kept_outputs is not None:  # no worker has
+            return record.num_prompt_tokens + record.num_output_tokens
+        left = self._request.accepted if self._is_cut_by_client else ()
+        num_made = usage.made_tokens(self.sequences, left=left)
+        return num_made + (record.num_prompt_tokens or usage.prompts_read(self.sequences))
+
+    @property
+    def _is_cut_by_client(self) -> bool:
+        """Whether it left, did not read, asked for too much, or had no more time."""
+        own_faults = DeadlineError | UndeliveredError | LongAnswerError
+        return self.is_disconnected or isinstance(self.failure, own_faults)
+
     def _is_prompt_due(self, outcome: str) -> bool:
         """Return whether the prompt is used up.
 
@@ -271,8 +292,7 @@ class Generation:
         """
         if any(sequence.num_delivered for sequence in self.sequences):
             return True
-        own_faults = DeadlineError | UndeliveredError | LongAnswerError
-        if self.is_disconnected or isinstance(self.failure, own_faults):
+        if self._is_cut_by_client:
             return bool(self._request.worker_ids)
         return outcome == "finished"
 

@@ -137,6 +137,7 @@ class Placer:
             context.worker_ids.append(sequence.worker_id)
         context.on_asking()
         await self._hand_over(context, sequence, request, refused)
+        context.accepted.add(sequence.index)
         sequence.hand_over()
 
     async def _placement(

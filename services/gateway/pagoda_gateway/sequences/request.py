@@ -91,6 +91,7 @@ class RequestContext:
         on_asking: hears that a worker is asked next, in the same turn of the event loop.
         cancel_reason: sent to the worker when a sequence is cancelled.
         worker_ids: decode workers that were asked, in that order.
+        accepted: indices of sequences that a worker has accepted, whatever came of it.
         asked_ahead: has the router's answer for the first sequence. Whoever takes it out awaits it.
         placements: of each prompt's first choice, by the prompt's identity: the others follow it.
             None if it could not be placed.
@@ -107,5 +108,6 @@ class RequestContext:
     weight: float = 1.0
     cancel_reason: str = "client_disconnect"
     worker_ids: list[str] = field(default_factory=list)
+    accepted: set[int] = field(default_factory=set)
     asked_ahead: AskedAhead | None = None
     placements: "dict[int, asyncio.Future[RouteResponse | None]]" = field(default_factory=dict)

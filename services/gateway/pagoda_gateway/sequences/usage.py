@@ -1,7 +1,7 @@
 """What a request used, as two records: before any token, and after the last."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from pagoda.rpc.v1.generate_pb2 import CachedTokens, StageTimes
@@ -42,6 +42,35 @@ def most_output_tokens(sequences: Iterable[OutputSequence]) -> int:
         len(sequence.token_ids) if sequence.is_finished else sequence.sampling.max_tokens
         for sequence in sequences
     )
+
+
+def made_tokens(sequences: Sequence[OutputSequence], *, left: Collection[int] = ()) -> int:
+    """Return how many output tokens workers have made, as far as is known here.
+
+    `left`: indices of sequences that workers had and that their client has ended. A search says
+    nothing before its end, so one of those may have come to all that it asked for: were it taken
+    for nothing, whoever wants much for nothing would search.
+    """
+    return sum(
+        sequence.sampling.max_tokens if _is_hidden(sequence, left) else _num_made(sequence)
+        for sequence in sequences
+    )
+
+
+def _num_made(sequence: OutputSequence) -> int:
+    """Return how many of its tokens came, each index once; those behind a stop string too."""
+    return max(sequence.num_brought, len(sequence.token_ids))
+
+
+def _is_hidden(sequence: OutputSequence, left: Collection[int]) -> bool:
+    """Return whether a worker may have been anywhere in a search for this one."""
+    leader = sequence.leader or sequence
+    return leader.is_search and leader.index in left and not sequence.is_finished
+
+
+def prompts_read(sequences: Iterable[OutputSequence]) -> int:
+    """Return the tokens of prompts that a worker has gone on from, each counted once."""
+    return num_prompt_tokens([sequence for sequence in sequences if _num_made(sequence)])
 
 
 def cached_tokens(sequences: Sequence[OutputSequence]) -> tuple[int, CachedTokens]:

@@ -1,5 +1,6 @@
 """Accounts of sequences that end before their workers have said all."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
-from pagoda_gateway.sequences.usage import close_record
+from pagoda_gateway.sequences.usage import close_record, made_tokens, prompts_read
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import Prompt
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -28,11 +29,15 @@ def now() -> Now:
 
 @pytest.fixture
 def sequence(tokenizer: ModelTokenizer, now: Now) -> OutputSequence:
+    return sequence_of(tokenizer, now)
+
+
+def sequence_of(tokenizer: ModelTokenizer, now: Now, **options: Any) -> OutputSequence:
     return OutputSequence(
         index=0,
         prompt=Prompt((5, 6, 7), None, b"", ()),
         sampling=pb.SamplingParams(max_tokens=100),
-        options=OPTIONS,
+        options=replace(OPTIONS, **options),
         tokenizer=tokenizer,
         on_change=lambda num_unread: None,
         gap_timeout_seconds=60,
@@ -100,3 +105,37 @@ def test_a_worker_says_best_how_long_it_took(
     reason = pb.FINISH_REASON_LENGTH
     take(sequence, now, finish_reason=reason, stages=pb.StageTimes(decode_generate_ms=7))
     assert closed(sequence, model).stages.decode_generate_ms == 7
+
+
+def test_what_came_behind_a_stop_string_was_made_too(tokenizer: ModelTokenizer, now: Now) -> None:
+    sequence = sequence_of(tokenizer, now, stops=("b",))
+    sequence.take(pb.Frame(token_ids=tokenizer.encode("abcde", add_special_tokens=False)))
+    assert len(sequence.token_ids) == 2
+    assert made_tokens([sequence]) == 5
+
+
+def test_a_token_that_comes_again_was_made_once(sequence: OutputSequence, now: Now) -> None:
+    take(sequence, now)
+    sequence.begin_attempt(1)
+    sequence.take(pb.Frame(first_index=1, token_ids=[11, 12, 13], attempt=1))
+    sequence.take(pb.Frame(first_index=0, token_ids=[10], attempt=1))
+    assert made_tokens([sequence], left={0}) == 4
+
+
+def test_a_search_that_its_client_leaves_may_have_made_all(sequence: OutputSequence) -> None:
+    sequence.is_search = True
+    assert made_tokens([sequence], left={0}) == 100
+    assert made_tokens([sequence], left={1}) == 0
+
+
+def test_a_search_that_has_ended_made_what_it_found(sequence: OutputSequence) -> None:
+    sequence.is_search = True
+    found = pb.Hypothesis(token_ids=[10, 11], finish_reason=pb.FINISH_REASON_LENGTH)
+    sequence.take(pb.Frame(finish_reason=pb.FINISH_REASON_LENGTH, hypotheses=[found]))
+    assert made_tokens([sequence], left={0}) == 2
+
+
+def test_a_prompt_is_read_once_a_worker_goes_on_from_it(sequence: OutputSequence, now: Now) -> None:
+    assert prompts_read([sequence]) == 0
+    take(sequence, now)
+    assert prompts_read([sequence]) == 3

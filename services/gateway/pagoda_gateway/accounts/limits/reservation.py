@@ -126,17 +126,22 @@ class Reservation:
         """Return the error for a request whose deadline passes in `enter`."""
         return deadline_of(self._worst, self._hold.amount)
 
-    def settle(self, opened: UsageOpen | None, closed: UsageClose) -> None:
-        """Give back what the request did not use; without an open record it never began."""
+    def settle(self, opened: UsageOpen | None, closed: UsageClose, num_tokens: int) -> None:
+        """Give back what the request did not use.
+
+        Args:
+            opened: its open record; None: nothing of it is billed.
+            closed: what is billed, which budgets count: no more than was delivered.
+            num_tokens: what was computed, which rates count: whoever got it.
+        """
         if not self._is_held:
             return
         self._is_held = False
-        if opened is None:
+        if opened is None and not num_tokens:
             self._limits.limiter.give_up(self._hold)
             return
-        tokens = closed.num_prompt_tokens + closed.num_output_tokens
-        micros = self._limits.prices.price(opened, closed).total_micros
-        self._limits.limiter.settle(self._hold, Amount(tokens, micros))
+        micros = 0 if opened is None else self._limits.prices.price(opened, closed).total_micros
+        self._limits.limiter.settle(self._hold, Amount(num_tokens, micros))
 
     def _most(self) -> Amount:
         request = self._request

@@ -153,7 +153,8 @@ class GenerationResponse(Response):
             if self._policy is not None:
                 self._policy.settle(generation, record)
             if generation.gate is not None:
-                generation.gate.settle(generation.opened, record)
+                num_tokens = generation.num_counted_tokens(record)
+                generation.gate.settle(generation.opened, record, num_tokens)
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):  # the client has its answer: the account waits
                 async with asyncio.timeout(EXPLAIN_SECONDS):

@@ -56,8 +56,9 @@ class OutputSequence:
         "cached", "delivery", "embedding", "error", "finish_reason", "first_token_seconds", "guard",
         "has_progressed", "index", "is_ended_by_worker", "is_handed_over", "is_own_fault",
         "is_search", "last_token_seconds", "leader", "lost_reason", "matched_stop",
-        "num_accepted_tokens", "num_delivered", "num_proposed_tokens", "num_strikes", "progress",
-        "prompt", "prompt_logprobs", "route", "sampling", "stages", "token_ids", "worker_id",
+        "num_accepted_tokens", "num_brought", "num_delivered", "num_proposed_tokens",
+        "num_strikes", "progress", "prompt", "prompt_logprobs", "route", "sampling", "stages",
+        "token_ids", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,7 @@ class OutputSequence:
         if sampling.HasField("num_prompt_logprobs"):
             self.prompt_logprobs = PromptLogprobs(len(prompt.token_ids))
         self.embedding = b""  # of the prompt, once finished, where it is asked for
+        self.num_brought = 0  # tokens up to the end of the last frame: may be behind a stop string
         self.num_delivered = 0  # tokens whose text the client got: see `note_delivered`
         self.delivery: Delivery | None = None  # where that is noted for others
         self.finish_reason: str | None = None
@@ -324,6 +326,7 @@ class OutputSequence:
         skip = len(self.token_ids) - frame.first_index
         if skip and self._contradicts(frame):
             return
+        self.num_brought = frame.first_index + len(frame_ids)
         new_ids = frame_ids[skip:] if skip else frame_ids
         is_at_end = skip <= len(frame_ids)
         reason = frame.finish_reason if is_at_end else generate_pb2.FINISH_REASON_UNSPECIFIED

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from support.limits import PRICES, key_with
+from support.limits import MICROS_PER_TOKEN, PRICES, key_with
 
+from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limits.counters import Answer, Excess, Usage
+from pagoda_gateway.accounts.limits.hold import Amount
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest, Limits, Reservation
 from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
 from pagoda_gateway.errors import RateLimitError
@@ -34,6 +36,45 @@ class Full:
 
     def give_up(self, hold: Any) -> None:
         pass
+
+
+class Roomy:
+    """A limiter that has room, and remembers how holds end."""
+
+    def __init__(self) -> None:
+        self.ends: list[Amount | None] = []  # None: all was given back
+
+    async def take(self, hold: Any) -> Answer:
+        return Answer("taken", usages=(USED,))
+
+    def settle(self, hold: Any, used: Amount) -> None:
+        self.ends.append(used)
+
+    def give_up(self, hold: Any) -> None:
+        self.ends.append(None)
+
+
+OPENED = UsageOpen(model="tiny", price_id="by-token")
+
+
+@pytest.mark.parametrize(
+    ("opened", "num_tokens", "end"),
+    [
+        (OPENED, 40, Amount(40, 7 * MICROS_PER_TOKEN)),
+        (None, 40, Amount(40, 0)),  # its account could not be stored while workers were at it
+        (None, 0, None),
+    ],
+)
+async def test_rates_count_what_was_computed_and_budgets_what_is_billed(
+    opened: UsageOpen | None, num_tokens: int, end: Amount | None
+) -> None:
+    limiter: Any = Roomy()
+    limits = Limits(limiter, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
+    request = LimitedRequest("r", "tiny", 5, lambda: 40, "default", 0.0)
+    reservation = limits.reservation(key_with(key={"tokens_per_minute": 50}), request, headers)
+    await reservation.enter()
+    reservation.settle(opened, UsageClose(num_prompt_tokens=5, num_output_tokens=2), num_tokens)
+    assert limiter.ends == [end]
 
 
 def reservations(
