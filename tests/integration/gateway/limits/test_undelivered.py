@@ -132,6 +132,17 @@ async def test_an_answer_that_is_too_long(replicas: Replicas) -> None:
     await check(client, "long", "failed", MAX_WHOLE_TOKENS + 1)
 
 
+async def test_a_response_that_is_cancelled(replicas: Replicas) -> None:
+    client = await replicas.client(tokens_per_minute=LIMIT)
+    http, headers = replicas.first.http, client.headers
+    body = {"model": "tiny", "input": "hello", "max_output_tokens": 100, "background": True}
+    with scripted(replicas, gate_index=10):
+        response = (await http.post("/v1/responses", json=body, headers=headers)).json()
+        generation = await arrived(replicas, 10)
+        await http.post(f"/v1/responses/{response['id']}/cancel", headers=headers)
+        assert await counted(client) == generation.num_prompt_tokens + 10
+
+
 async def test_a_search_that_its_client_leaves_counts_all_that_it_may_have_come_to(
     replicas: Replicas,
 ) -> None:
