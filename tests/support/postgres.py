@@ -52,6 +52,13 @@ class Postgres:
         """End what `shut_out` began."""
         self._execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} ALLOW_CONNECTIONS true")
 
+    def let_read(self, url: str) -> None:
+        """Take no writes, as a standby does; what is connected is cut off."""
+        name = url.rsplit("/", 1)[1]
+        self.shut_out(url)
+        self._execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        self.let_in(url)
+
     def _execute(self, statement: str) -> None:
         with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:
             connection.execute(statement)

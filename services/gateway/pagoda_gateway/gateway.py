@@ -11,6 +11,7 @@ from opentelemetry.context import Context
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import UsageApplied
+from pagoda_gateway.accounts.database import VARIABLE as LEDGER_VARIABLE
 from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
@@ -58,7 +59,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_epoch
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus, Subscription
-from pagoda_runtime.needed import needed_folder
+from pagoda_runtime.needed import needed, needed_folder
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import (
     SLOW_HEARTBEAT_SECONDS,
@@ -180,7 +181,9 @@ async def open_gateway(
         tenancy = Tenancy.of(database, changes.announce)
         secret = settings.bootstrap_api_key.get_secret_value()
         if secret:
-            await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
+            remedy = f"set {LEDGER_VARIABLE} to a database and a role that may write"
+            with needed("cannot put the first key into the ledger", remedy):
+                await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
         money = await Money.of(ledger, changes.announce, settings)
         changes.add_listener(money.book.on_change)
         key_use = KeyUse(tenancy.api_keys.note_used)

@@ -39,6 +39,13 @@ CLOSE_SECONDS = 20.0
 NOT_ANSWERING = (OSError, sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
 """What means that the database does not answer; Python's own TimeoutError is an OSError."""
 
+_REFUSES_WRITES = ("25006", "42501")  # SQLSTATE: a transaction that only reads; no privilege
+
+
+class ReadOnlyError(OSError):
+    """The database answers, and takes no writes: as a standby does, or from a role that may not."""
+
+
 # What PostgreSQL's client library is told unless the URL says otherwise. A server that works ends
 # a statement before the call that waits for it is over; one whose host is dead is noticed while
 # something is being sent to it. Neither helps where the host is well and the server process or a
@@ -126,6 +133,7 @@ class Database:
 
         Raises:
             TimeoutError: it took too long; it may yet be done.
+            ReadOnlyError: the database takes no writes.
             SQLAlchemyError: the database refused. An OperationalError may come instead of the
                 answer to a commit, so that it may have been done as well.
         """
@@ -184,6 +192,10 @@ class Database:
             self._here.turn = turn
             try:
                 return work()
+            except sa.exc.DBAPIError as error:
+                if getattr(error.orig, "sqlstate", None) in _REFUSES_WRITES:
+                    raise ReadOnlyError(" ".join(str(error.orig).split())) from error
+                raise
             finally:
                 self._here.turn = None
 

@@ -15,7 +15,12 @@ from support.postgres import Postgres
 from support.servers import free_port
 
 from pagoda_gateway.accounts import database as module
-from pagoda_gateway.accounts.database import Database, database_address, open_database
+from pagoda_gateway.accounts.database import (
+    Database,
+    ReadOnlyError,
+    database_address,
+    open_database,
+)
 from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
 from pagoda_runtime.errors import StartError
@@ -120,6 +125,16 @@ async def test_a_folder_that_cannot_be_made_names_the_setting() -> None:
 async def shared(postgres: Postgres) -> AsyncIterator[Database]:
     async with open_database(postgres.new_database()) as opened:
         yield opened
+
+
+async def test_a_database_that_only_reads_says_so(postgres: Postgres) -> None:
+    url = postgres.new_database()
+    async with open_database(url) as database:
+        postgres.let_read(url)
+        statement = sa.update(ORGANISATIONS).values(label="x")
+        with pytest.raises(ReadOnlyError, match="read-only transaction"):
+            await database.call(lambda connection: connection.execute(statement))
+        assert await database.first(sa.select(ORGANISATIONS)) is not None
 
 
 @contextlib.contextmanager
