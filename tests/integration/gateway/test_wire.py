@@ -143,6 +143,24 @@ async def test_stream_that_cannot_be_written_down_ends_with_an_error(
     assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", sent)
 
 
+async def test_end_that_cannot_be_written_down_is_an_error(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end_events(_self: CompletionSerializer, _receipt: Any) -> list[bytes]:
+        raise ValueError("this end cannot be written")
+
+    monkeypatch.setattr(CompletionSerializer, "end_events", end_events)
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(completion())
+        status, headers = await raw.head()
+        *events, last = events_of(await raw.body(headers))
+    assert status == 200
+    assert last["error"]["type"] == "server_error"
+    assert len(texts_of(events, 1)[0]) > 0
+    receipt = (await running.http.get(f"/v1/receipts/{headers['x-request-id']}")).json()
+    assert (receipt["outcome"], receipt["output_tokens"]) == ("failed", 400)
+
+
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

@@ -114,15 +114,24 @@ class GenerationWriter:
                     return
                 events += self._serializer.failure_events(failure)
             elif is_over:
-                receipt = self._receipt() if self._receipt else None
-                events += await self._serializer.end_events(receipt)
+                events += await self._end_events()
             if events:
                 await self._write(b"".join(events), is_last=is_over)
             if not generation.is_disconnected:
                 _note_delivered(progress)
-                self.is_complete = is_over and failure is None
+                self.is_complete = is_over and failure is None and self._defect is None
             if is_over:
                 return
+
+    async def _end_events(self) -> list[bytes]:
+        """Return what ends the stream: that it is good, or could not be said to be."""
+        try:
+            receipt = self._receipt() if self._receipt else None
+            return await self._serializer.end_events(receipt)
+        except Exception:
+            logger.exception("request %s: its end", self._generation.identity.request_id)
+            self._defect = InternalError("the gateway failed; its log has the details")
+            return self._serializer.failure_events(self._defect)
 
     def _may_tell(self) -> bool:
         """Whether the client may hear how it goes: what it gets is accounted for, or it failed."""
