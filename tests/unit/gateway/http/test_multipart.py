@@ -51,6 +51,12 @@ def test_what_is_no_form(header: str) -> None:
         FormParser(header)
 
 
+def test_a_boundary_that_is_too_long_is_the_clients_mistake() -> None:
+    with pytest.raises(InvalidRequestError, match="30000 exceeds maximum of 256") as refusal:
+        FormParser("multipart/form-data; boundary=" + "B" * 30_000)
+    assert refusal.value.status == 400
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [

@@ -6,7 +6,7 @@ Knows form data's framing, and no database.
 import logging
 from dataclasses import dataclass
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError, MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pagoda_gateway.errors import InvalidRequestError, MediaTypeError, shorten
@@ -39,6 +39,7 @@ class FormParser:
 
         Raises:
             MediaTypeError: the header names none.
+            InvalidRequestError: its boundary is too long.
         """
         media_type, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
@@ -69,8 +70,8 @@ class FormParser:
                     "on_end": self._on_end,
                 },
             )
-        except MultipartParseError as error:
-            raise MediaTypeError(f"the form's boundary is not usable: {error}") from error
+        except FormParserError as error:
+            raise InvalidRequestError(f"the form's boundary is not usable: {error}") from error
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take what came; return the part of it that is the file's.
