@@ -41,7 +41,7 @@ class EmbeddingProcessor(RequestProcessor[CompletionBody]):
         )
         return TokenizedPrompts(prompts, body.max_tokens, None)
 
-    async def form(self, _body: CompletionBody, _text_end: str) -> AnswerForm:
+    async def form(self, _body: CompletionBody, _text_end: str, _tenant: str) -> AnswerForm:
         """Return the form of what has no text."""
         return AnswerForm()
 

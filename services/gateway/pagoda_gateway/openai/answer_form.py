@@ -69,7 +69,7 @@ class AnswerForms:
         self._mark_ids = tokenizer.mark_ids(dialect.marks)
         self._checker = checker
 
-    async def of_text(self, body: GenerationBody) -> AnswerForm:
+    async def of_text(self, body: GenerationBody, tenant: str) -> AnswerForm:
         """Return the form of plain text.
 
         Raises:
@@ -80,16 +80,17 @@ class AnswerForms:
             return AnswerForm()
         source = await _format_source(wanted)
         grammar = whole_grammar(source.rules)
-        await self._checker.check(grammar, [source])
+        await self._checker.check(grammar, [source], tenant)
         return AnswerForm(grammar, ignored=wanted.ignored)
 
-    async def of_chat(self, body: ChatBody, use: ToolUse, prompt: str) -> AnswerForm:
+    async def of_chat(self, body: ChatBody, use: ToolUse, prompt: str, tenant: str) -> AnswerForm:
         """Return the form of an answer to a conversation.
 
         Args:
             body: of the request.
             use: what it says of tools.
             prompt: the end of the rendered text.
+            tenant: whose request it is.
 
         Raises:
             InvalidRequestError: nothing can follow what the body asks for.
@@ -103,7 +104,7 @@ class AnswerForms:
         not_held = tuple(use.all_places[index] for index in use.free)
         if budget is not None and not dialect.bounds_reasoning(prompt, self._mark_ids):
             budget, not_held = None, (*not_held, body.thinking_budget_field)
-        grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt, budget)
+        grammar, ignored = await self._chat_grammar(_wanted(body), use, prompt, budget, tenant)
         return AnswerForm(
             grammar=grammar,
             new_parser=partial(
@@ -127,7 +128,12 @@ class AnswerForms:
         return partial(self._dialect.parser, [], hides_reasoning=is_hidden)
 
     async def _chat_grammar(
-        self, wanted: Wanted | None, use: ToolUse, prompt: str, budget: int | None
+        self,
+        wanted: Wanted | None,
+        use: ToolUse,
+        prompt: str,
+        budget: int | None,
+        tenant: str,
     ) -> tuple[str, tuple[str, ...]]:
         """Return the grammar of reasoning and then of calls or of text, and what it leaves out.
 
@@ -146,14 +152,14 @@ class AnswerForms:
         text = None if wanted is None else await _format_source(wanted)
         tools = bound_tools(use)
         try:
-            grammar = await self._checked(text, tools, use, prompt, budget)
+            grammar = await self._checked(text, tools, use, prompt, budget, tenant)
         except UnfollowableError as error:
             num_texts = 0 if text is None else 1
             loose = loosened(tools, [index - num_texts for index in error.at_fault])
             if loose is None:
                 raise
             tools = loose
-            grammar = await self._checked(text, tools, use, prompt, budget)
+            grammar = await self._checked(text, tools, use, prompt, budget, tenant)
         return grammar, ignored + tuple(tool.place for tool in tools if tool.is_loose)
 
     async def _checked(
@@ -163,6 +169,7 @@ class AnswerForms:
         use: ToolUse,
         prompt: str,
         budget: int | None,
+        tenant: str,
     ) -> str:
         """Return the grammar of an answer, if it can be followed."""
         texts = [] if text is None else [text]
@@ -185,7 +192,8 @@ class AnswerForms:
             prefix=self._dialect.reasoning_grammar(prompt, self._mark_ids, budget),
             opening=self._dialect.text_opening(prompt, self._mark_ids),
         )
-        await self._checker.check(grammar, [*texts, *(tool.source for tool in tools)])
+        sources = [*texts, *(tool.source for tool in tools)]
+        await self._checker.check(grammar, sources, tenant)
         return grammar
 
 

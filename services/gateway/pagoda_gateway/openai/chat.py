@@ -46,9 +46,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             text_end=chat.text_end,
         )
 
-    async def form(self, body: ChatBody, text_end: str) -> AnswerForm:
+    async def form(self, body: ChatBody, text_end: str, tenant: str) -> AnswerForm:
         """Return the form of an answer: text, calls, reasoning."""
-        return await self._forms.of_chat(body, _tool_use(body), text_end)
+        return await self._forms.of_chat(body, _tool_use(body), text_end, tenant)
 
     async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""

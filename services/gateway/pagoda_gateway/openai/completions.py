@@ -42,9 +42,9 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
         echo_texts = [text or "" for _, text in prompts] if body.echo else None
         return TokenizedPrompts(prompts, body.max_tokens, echo_texts)
 
-    async def form(self, body: CompletionBody, _text_end: str) -> AnswerForm:
+    async def form(self, body: CompletionBody, _text_end: str, tenant: str) -> AnswerForm:
         """Return the form of plain texts."""
-        return await self._forms.of_text(body)
+        return await self._forms.of_text(body, tenant)
 
 
 class CompletionEndpoint(ChoicesEndpoint[CompletionBody]):

@@ -103,8 +103,8 @@ class RequestProcessor(ABC, Generic[Body]):
         """Turn the body's prompt or messages into token ids; no more than make `max_sequences`."""
 
     @abstractmethod
-    async def form(self, body: Body, text_end: str, /) -> AnswerForm:
-        """Return the form of the answers to what ends with `text_end`.
+    async def form(self, body: Body, text_end: str, tenant: str, /) -> AnswerForm:
+        """Return the form of the answers to a tenant's prompt that ends with `text_end`.
 
         Raises:
             InvalidRequestError: nothing can follow what the body asks for.
@@ -125,7 +125,7 @@ class RequestProcessor(ABC, Generic[Body]):
             text_end = tokenized.text_end
             budgets = self._budgets(body, tokenized, options, model)
         with problems:
-            form = await self.form(body, text_end)
+            form = await self.form(body, text_end, tenant)
             check_grammar(form.grammar, options)
         for param, token_ids in (
             ("stop_token_ids", body.stop_token_ids),

@@ -15,6 +15,7 @@ import orjson
 from pagoda_gateway.errors import InvalidRequestError, UnavailableError, UnfollowableError
 from pagoda_gateway.text.grammars import Rules
 from pagoda_gateway.text.schemas.faults import fault_of
+from pagoda_gateway.text.turns import Turns
 from pagoda_runtime.errors import GrammarError
 from pagoda_runtime.grammar import GrammarCompiler
 
@@ -52,12 +53,12 @@ class GrammarThreads:
 
     Attributes:
         executor: the threads.
-        slots: to be held while one works.
+        slots: to be held while one works; tenants take turns.
     """
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="grammar")
-        self.slots = asyncio.Semaphore(MAX_COMPILING)
+        self.slots = Turns(MAX_COMPILING)
 
     def close(self) -> None:
         """Take nothing more; a compilation that runs ends by itself."""
@@ -75,8 +76,8 @@ class GrammarChecker:
         self._compiler = compiler
         self._threads = threads
 
-    async def check(self, grammar: str, sources: Sequence[Source]) -> None:
-        """Return if workers can follow `grammar`, which was made of at least one source.
+    async def check(self, grammar: str, sources: Sequence[Source], tenant: str) -> None:
+        """Return if workers can follow a tenant's `grammar`, made of at least one source.
 
         Raises:
             UnfollowableError: names the sources that are to blame, and why.
@@ -90,7 +91,7 @@ class GrammarChecker:
             return
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._threads.slots.acquire()
+                await self._threads.slots.acquire(tenant)
         except TimeoutError:
             raise UnavailableError(
                 "too many grammars are being compiled; try again",
@@ -98,7 +99,7 @@ class GrammarChecker:
             ) from None
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._threads.executor, _compile, compiler, grammar, sources)
-        work.add_done_callback(lambda _: self._threads.slots.release())
+        work.add_done_callback(lambda _: self._threads.slots.release(tenant))
         try:
             async with asyncio.timeout(COMPILE_SECONDS):
                 await asyncio.shield(work)

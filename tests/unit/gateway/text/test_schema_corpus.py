@@ -68,7 +68,7 @@ def seed() -> str:
 
 async def check(checker: GrammarChecker, schema: dict[str, Any]) -> None:
     rules = json_rules(schema)
-    await checker.check(whole_grammar(rules), [Source("x", rules, schema=schema)])
+    await checker.check(whole_grammar(rules), [Source("x", rules, schema=schema)], "acme")
 
 
 @pytest.mark.parametrize("schema", corpus(refused=False))

@@ -61,7 +61,7 @@ class FormCheck(Generic[Sent, Body]):
         try:
             model = self._gateway.model_of(caller.key, body.model)
             processor = self._endpoint.processors[model.name]
-            form = await processor.form(body, "")
+            form = await processor.form(body, "", caller.key.tenant)
             check_grammar(form.grammar, processor.options(body))
         except InvalidRequestError as other:
             return joined([error, other])
