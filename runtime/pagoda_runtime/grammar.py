@@ -7,7 +7,7 @@ enforce it. Knows no request. Importing this imports llguidance.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -15,10 +15,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from pagoda_runtime.errors import GrammarError
 
 MAX_GRAMMAR_BYTES = 128 << 10
-MAX_CACHED = 16  # each may grow to 100 MB of lexer states, if somebody makes it
+MAX_CACHED = 16
+IDLE_SECONDS = 60.0  # what nobody has asked for since then is not remembered
+MAX_LEXER_STATES = 40_000  # of one grammar: 15 to 30 MB, of regexes that are made for it 100
 MAX_ERROR_CHARS = 500
 
-_LIMITS = LLParserLimits(step_lexer_fuel=100_000, step_max_items=25_000, verbose_errors=False)
+_LIMITS = LLParserLimits(
+    step_lexer_fuel=100_000,
+    step_max_items=25_000,
+    max_lexer_states=MAX_LEXER_STATES,
+    verbose_errors=False,
+)
 """Work for one token, about 10 ms, and for a whole grammar; see docs/adr/0015."""
 
 
@@ -31,8 +38,14 @@ class CompiledGrammar:
     start: LLMatcher
 
     def matcher(self) -> LLMatcher:
-        """Return a matcher at its start; all of them share the lexer states found so far."""
+        """Return a matcher at its start; all of them share their lexer states, and the limit."""
         return self.start.deep_copy()
+
+    def limit_met(self) -> str:
+        """Return which limit the lexer has met, after which nothing goes on; empty: none."""
+        matcher = self.matcher()
+        matcher.compute_bitmask()
+        return _shown(matcher.get_error())
 
 
 class GrammarCompiler:
@@ -48,6 +61,7 @@ class GrammarCompiler:
         *,
         vocab_size: int | None = None,
         eos_token_ids: Sequence[int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Build the tables of a tokenizer; takes a second for the largest.
 
@@ -55,6 +69,7 @@ class GrammarCompiler:
             tokenizer_json: text of tokenizer.json.
             vocab_size: bits of a mask at least; None: as many as there are tokens.
             eos_token_ids: see the attribute; None: what the tokenizer names.
+            clock: seconds.
 
         Raises:
             GrammarError: the tokenizer is of a kind that cannot be used.
@@ -69,19 +84,38 @@ class GrammarCompiler:
         except Exception as error:  # whatever a Rust library says of a strange file
             raise GrammarError(f"no grammars with this tokenizer: {_shown(str(error))}") from error
         self.eos_token_ids = tuple(self._tokenizer.eos_tokens)
-        self._compiled: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._clock = clock
+        self._compiled: OrderedDict[str, tuple[float, CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
 
     def cached(self, text: str) -> CompiledGrammar | None:
         """Return what was compiled lately; takes no time."""
         with self._lock:
-            compiled = self._compiled.get(text)
+            _, compiled = self._compiled.get(text, (0.0, None))
             if compiled is not None:
-                self._compiled.move_to_end(text)
+                self._remember(compiled)
             return compiled
 
     def compile(self, text: str) -> CompiledGrammar:
         """Compile anew, and remember it.
+
+        Raises:
+            GrammarError: see `compile_apart`.
+        """
+        compiled = self.compile_apart(text)
+        with self._lock:
+            self._remember(compiled)
+        return compiled
+
+    def forget(self, compiled: CompiledGrammar) -> None:
+        """Give it to nobody else: its lexer has met a limit, which holds for all its matchers."""
+        with self._lock:
+            _, remembered = self._compiled.get(compiled.text, (0.0, None))
+            if remembered is compiled:
+                del self._compiled[compiled.text]
+
+    def compile_apart(self, text: str) -> CompiledGrammar:
+        """Compile anew for the caller alone.
 
         Raises:
             GrammarError: it is too large, wrong, or too complex even for its first token.
@@ -94,13 +128,7 @@ class GrammarCompiler:
         check(matcher)
         matcher.compute_bitmask()
         check(matcher)
-        compiled = CompiledGrammar(text, time.perf_counter() - started, matcher)
-        with self._lock:
-            self._compiled[text] = compiled
-            self._compiled.move_to_end(text)
-            while len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        return compiled
+        return CompiledGrammar(text, time.perf_counter() - started, matcher)
 
     def fault(self, text: str) -> str:
         """Return why llguidance does not even read a grammar; empty if it does, or it is large.
@@ -111,6 +139,16 @@ class GrammarCompiler:
             return ""
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
         return _shown(matcher.get_error()) if matcher.is_error() else ""
+
+    def _remember(self, compiled: CompiledGrammar) -> None:
+        """Note that it is used now, and forget those that others have pushed out, or left alone."""
+        now = self._clock()
+        self._compiled[compiled.text] = (now, compiled)
+        self._compiled.move_to_end(compiled.text)
+        for text, (used_at, _) in list(self._compiled.items()):
+            if len(self._compiled) <= MAX_CACHED and used_at >= now - IDLE_SECONDS:
+                break  # those behind it were used later
+            del self._compiled[text]
 
 
 class _PlainText:

@@ -5,6 +5,7 @@ Knows llguidance's matchers and tokens. Knows nothing of messages.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from pagoda_engine import TokenBits, TokenMask, TokenMaskError, has_token, token_bits
+from pagoda_engine.start_up.host_memory import give_back_freed
 from pagoda_runtime.errors import GrammarError, ModelFolderError
 from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
 from pagoda_runtime.tokenizer.text import tokenizer_text
@@ -20,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 5.0  # gateways refuse what takes them less
 QUICK_SECONDS = 0.02  # what compiles within it may be compiled in the step's thread
+GIVE_BACK_SECONDS = 60.0
+REFUEL_TOKENS = 16  # llguidance limits the work for all tokens from one mask to the next
+PROGRESS_TOKENS = 256  # since it was, for it to be compiled once more
 
 T = TypeVar("T")
 
@@ -31,6 +36,7 @@ class Grammars:
         """Use `compiler`; None: no grammar can be served."""
         self._compiler = compiler
         self._vocab_size = vocab_size
+        self._gave_back_at = time.monotonic()
 
     @classmethod
     def load(
@@ -59,10 +65,18 @@ class Grammars:
         if compiled is None:
             try:
                 async with asyncio.timeout(COMPILE_SECONDS):
-                    compiled = await asyncio.to_thread(compiler.compile, grammar)
+                    compiled = await asyncio.to_thread(self._compile, compiler, grammar)
             except TimeoutError as error:
                 raise GrammarError(f"it takes over {COMPILE_SECONDS:g} s to compile") from error
         return GrammarMask(compiler, compiled, self._vocab_size)
+
+    def _compile(self, compiler: GrammarCompiler, grammar: str) -> CompiledGrammar:
+        """Compile, and now and then give back what forgotten lexers have left: malloc keeps it."""
+        compiled = compiler.compile(grammar)
+        if time.monotonic() - self._gave_back_at > GIVE_BACK_SECONDS:
+            self._gave_back_at = time.monotonic()
+            give_back_freed()
+        return compiled
 
 
 class GrammarMask:
@@ -76,9 +90,8 @@ class GrammarMask:
         self, compiler: GrammarCompiler, compiled: CompiledGrammar, vocab_size: int
     ) -> None:
         self._compiler = compiler
-        self._compiled = compiled
         self._vocab_size = vocab_size
-        self._is_alone = False  # shares its lexer states with no other sequence
+        self._renewed_at = -PROGRESS_TOKENS  # tokens of output; states of its own since then
         self._looks_ahead = True  # until a limit was reached there
         self._forced: list[int] = []
         self._start(compiled)
@@ -114,7 +127,7 @@ class GrammarMask:
                 # A matcher does not come back from its limits: what was proposed may never come,
                 # and what has come is followed again from its beginning.
                 self._looks_ahead = False
-                self._start(self._current)
+                self._start(self._compiled)
         return masks
 
     def _answer(self, output_token_ids: Sequence[int], answer: Callable[[], T]) -> T:
@@ -122,26 +135,32 @@ class GrammarMask:
             self._follow(output_token_ids)
             return answer()
         except GrammarError as error:
-            if self._is_alone or self._compiled.seconds > QUICK_SECONDS:
-                raise TokenMaskError(f"the grammar: {error}") from error
-        # Many outputs may have filled the states that they share; this one alone may go on.
-        self._is_alone = True
+            self._compiler.forget(self._compiled)
+            num_since = self._num_followed - self._renewed_at
+            if num_since < PROGRESS_TOKENS or self._compiled.seconds > QUICK_SECONDS:
+                why = self._compiled.limit_met() or error  # of a token it says only "no such"
+                raise TokenMaskError(f"the grammar: {why}") from error
+        # Masks of others, and of places that this output has passed, have filled the states that
+        # there may be. Its way alone takes few of them.
+        self._renewed_at = self._num_followed
         try:
-            self._start(self._compiler.compile(self._compiled.text))
+            self._start(self._compiler.compile_apart(self._compiled.text))
             return self._answer(output_token_ids, answer)
         except GrammarError as error:
             raise TokenMaskError(f"the grammar: {error}") from error
 
     def _start(self, compiled: CompiledGrammar) -> None:
-        self._current = compiled
+        self._compiled = compiled
         self._matcher = compiled.matcher()
         self._num_followed = 0
         self._forced = self._find_forced()
 
     def _follow(self, output_token_ids: Sequence[int]) -> None:
-        for token_id in output_token_ids[self._num_followed :]:
+        for count, token_id in enumerate(output_token_ids[self._num_followed :], 1):
             self._num_followed += 1
             self._advance(token_id)
+            if count % REFUEL_TOKENS == 0 and not self._matcher.is_stopped():
+                self._matcher.compute_bitmask()
 
     def _advance(self, token_id: int) -> int:
         """Go past a token; returns how many the matcher has consumed: at the end none."""

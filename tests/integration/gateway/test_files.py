@@ -65,6 +65,13 @@ async def test_forms_that_are_none(running: Running) -> None:
         headers={"content-type": "multipart/form-data; boundary=b"},
     )
     assert cut.status_code == 400
+    long = await running.http.post(
+        "/v1/files",
+        content=b"--b",
+        headers={"content-type": "multipart/form-data; boundary=" + "B" * 30_000},
+    )
+    assert long.status_code == 400
+    assert "the form's boundary is not usable" in long.json()["error"]["message"]
     assert running.gateway.bodies.num_held_bytes == 0
 
 

@@ -7,7 +7,13 @@ from support.demo import tokenizer_json
 from tokenizers import Tokenizer
 
 from pagoda_runtime.errors import GrammarError
-from pagoda_runtime.grammar import MAX_CACHED, MAX_GRAMMAR_BYTES, GrammarCompiler
+from pagoda_runtime.grammar import (
+    IDLE_SECONDS,
+    MAX_CACHED,
+    MAX_GRAMMAR_BYTES,
+    MAX_LEXER_STATES,
+    GrammarCompiler,
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,53 @@ def test_only_the_latest_are_remembered(compiler: GrammarCompiler) -> None:
         compiler.compile(text)
     assert compiler.cached(texts[0]) is None
     assert compiler.cached(texts[1]) is not None
+
+
+def test_what_nobody_asks_for_is_forgotten_when_another_comes() -> None:
+    now = 0.0
+    compiler = GrammarCompiler(tokenizer_json(), eos_token_ids=[1], clock=lambda: now)
+    idle, used, new = (lark(f'start: "{name}"') for name in ("idle", "used", "new"))
+    compiler.compile(idle)
+    compiler.compile(used)
+    now = IDLE_SECONDS
+    assert compiler.cached(used) is not None
+    now += 1
+    compiler.compile(new)
+    assert compiler.cached(idle) is None
+    assert compiler.cached(used) is not None
+
+
+def test_what_is_compiled_apart_is_nobody_elses(compiler: GrammarCompiler) -> None:
+    text = lark('start: "apart"')
+    compiler.compile_apart(text)
+    assert compiler.cached(text) is None
+
+
+def test_only_what_is_remembered_is_forgotten(compiler: GrammarCompiler) -> None:
+    text = lark('start: "twice"')
+    former, latter = compiler.compile(text), compiler.compile(text)
+    compiler.forget(former)
+    assert compiler.cached(text) is latter
+    compiler.forget(latter)
+    assert compiler.cached(text) is None
+
+
+@pytest.mark.slow
+def test_the_states_of_a_lexer_have_a_limit(compiler: GrammarCompiler) -> None:
+    """Each place of an output brings states that no other has had, and all are kept."""
+    text = json.dumps({"grammars": [{"lark_grammar": r"start: /(.|\n)*[aeiou](.|\n){150}/"}]})
+    compiled = compiler.compile(text)
+    assert compiled.limit_met() == ""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        matcher = compiled.matcher()
+        for _ in range(500):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error():
+                break
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            matcher.consume_token(int(rng.choice(allowed[allowed != 1])))
+    assert f"too many states: {MAX_LEXER_STATES}" in compiled.limit_met()
 
 
 def test_a_tokenizer_of_no_kind_is_an_error() -> None:

@@ -1,16 +1,19 @@
 import asyncio
 import json
 import random
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from support.demo import DEMO_MODEL, tokenizer_json
 from tokenizers import Tokenizer
 
 from pagoda_engine import TokenMask, TokenMaskError
+from pagoda_runtime import grammar
 from pagoda_runtime.errors import GrammarError
-from pagoda_worker.grammars import GrammarMask, Grammars
+from pagoda_worker.grammars import GIVE_BACK_SECONDS, GrammarMask, Grammars
 
 VOCAB_SIZE, EOS = 2048, 1
 SCHEMA = {
@@ -119,6 +122,63 @@ async def test_states_that_others_have_filled_do_not_end_an_output(
     monkeypatch.setattr("pagoda_worker.grammars.check", full)
     assert mask.forced(output[:-2]) == (await grammars.mask(GRAMMAR)).forced(output[:-2])
     assert calls > 1
+
+
+def regex(length: int) -> str:
+    """Return a grammar whose lexer has other states wherever an output is."""
+    rules = {"lark_grammar": rf"start: /(.|\n)*[aeiou](.|\n){{{length}}}/"}
+    return json.dumps({"grammars": [rules]})
+
+
+def go_on(mask: TokenMask, num_tokens: int, output: list[int] | None = None) -> list[int]:
+    """Go on with an output at random, never to its end."""
+    output, draw = list(output or []), random.Random(1)
+    while len(output) < num_tokens:
+        output.append(draw.choice([i for i in allowed(mask, output) if i != EOS]))
+    return output
+
+
+async def test_an_output_goes_on_with_states_of_its_own_while_it_gets_further(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its masks fill is given up, its own way followed anew: two states a token, not ten."""
+    monkeypatch.setattr("pagoda_worker.grammars.PROGRESS_TOKENS", 64)
+    monkeypatch.setattr(grammar, "_LIMITS", LLParserLimits(max_lexer_states=8000))
+    text = regex(20)
+    mask = await grammars.mask(text)
+    assert isinstance(mask, GrammarMask)
+    shared = mask._compiled
+    output = go_on(mask, 700)
+    assert mask._compiled is not shared
+    assert shared.limit_met()
+    assert mask._renewed_at > 0
+    fresh = await grammars.mask(text)
+    assert isinstance(fresh, GrammarMask)
+    assert fresh._compiled is not shared, "a lexer that is full is nobody's"
+    assert fresh._compiled is not mask._compiled
+    with pytest.raises(TokenMaskError, match="the grammar: lexer error: too many states: 8000"):
+        go_on(mask, 4000, output)
+
+
+async def test_what_lexers_had_is_given_back_now_and_then(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr("pagoda_worker.grammars.give_back_freed", lambda: given.append("all"))
+    monkeypatch.setattr(grammars, "_gave_back_at", time.monotonic())
+    await grammars.mask(regex(2))
+    assert not given
+    monkeypatch.setattr(grammars, "_gave_back_at", time.monotonic() - GIVE_BACK_SECONDS - 1)
+    await grammars.mask(regex(3))
+    await grammars.mask(regex(4))
+    assert given == ["all"]
+
+
+async def test_a_long_output_is_followed_again_from_its_beginning(grammars: Grammars) -> None:
+    """After a preemption, or on another worker: work has its limit for one token, not for all."""
+    output = go_on(await grammars.mask(regex(1000)), 300)
+    grammars._compiler.forget((await grammars.mask(regex(1000)))._compiled)
+    assert allowed(await grammars.mask(regex(1000)), output)
 
 
 async def test_without_a_tokenizer_no_grammar_is_served(tmp_path: Path) -> None:
