@@ -17,7 +17,7 @@ from pagoda_runtime.errors import GrammarError
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CACHED = 16
 IDLE_SECONDS = 60.0  # what nobody has asked for since then is not remembered
-MAX_LEXER_STATES = 40_000  # of one grammar: 15 to 30 MB, of regexes that are made for it 100
+MAX_LEXER_STATES = 40_000  # 15 to 30 MB of one grammar, of some regexes up to 170
 MAX_ERROR_CHARS = 500
 
 _LIMITS = LLParserLimits(
