@@ -38,6 +38,7 @@ from pagoda_engine.scheduler.resumption import MatchLower, Preemption, Resumptio
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.scheduler.step_cost import StepCost
 from pagoda_engine.sequence_request import KvSource, SequenceRequest
+from pagoda_engine.start_up.host_memory import give_back_freed
 from pagoda_engine.start_up.load_engine import device_name, load_engine
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
@@ -105,6 +106,7 @@ __all__ = [
     "UnsupportedModelError",
     "check_request",
     "device_name",
+    "give_back_freed",
     "has_token",
     "load_engine",
     "load_model",

@@ -12,8 +12,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from pagoda_engine import TokenBits, TokenMask, TokenMaskError, has_token, token_bits
-from pagoda_engine.start_up.host_memory import give_back_freed
+from pagoda_engine import (
+    TokenBits,
+    TokenMask,
+    TokenMaskError,
+    give_back_freed,
+    has_token,
+    token_bits,
+)
 from pagoda_runtime.errors import GrammarError, ModelFolderError
 from pagoda_runtime.grammar import CompiledGrammar, GrammarCompiler, check
 from pagoda_runtime.tokenizer.text import tokenizer_text
