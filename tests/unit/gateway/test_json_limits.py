@@ -10,9 +10,9 @@ from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.json_limits import check_structure, count_structure, json_problem
 
 
-def slow_count(raw: bytes) -> tuple[int, int, int]:
+def slow_count(raw: bytes) -> tuple[int, int, int, int]:
     """The same, a byte at a time."""
-    depth = deepest = containers = commas = 0
+    depth = deepest = containers = commas = members = 0
     is_string = is_escaped = False
     for byte in raw:
         if is_string:
@@ -31,7 +31,8 @@ def slow_count(raw: bytes) -> tuple[int, int, int]:
             depth -= 1
         elif byte == ord(","):
             commas += 1
-    return deepest, containers, commas + containers
+            members += depth == 1
+    return deepest, containers, commas + containers, members + 1
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -58,11 +59,16 @@ def test_counts_as_a_reader_would(seed: int) -> None:
         (b"[" * 101 + b"]" * 101, "101 deep"),
         (b"[" + b"[]," * 70_000 + b"1]", "70001 objects"),
         (b"[" + b"1," * 1_300_000 + b"1]", "1300001 values"),
+        (b'{"a":[1,2],' + b'"b":1,' * 70_000 + b'"c":1}', "70002 members at its top"),
     ],
 )
 async def test_too_much_is_refused(raw: bytes, named: str) -> None:
     with pytest.raises(InvalidRequestError, match=named):
         await check_structure(raw)
+
+
+async def test_many_values_below_the_top_are_none_of_its_members() -> None:
+    await check_structure(orjson.dumps({"prompt": [0] * 1_000_000, "logit_bias": {}}))
 
 
 async def test_brackets_in_text_are_text() -> None:

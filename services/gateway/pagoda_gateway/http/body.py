@@ -23,7 +23,7 @@ from pagoda_gateway.http.body_reader import BodyReader, check_encoding
 from pagoda_gateway.http.further_problems import with_further
 from pagoda_gateway.http.ignored_fields import note_ignored
 from pagoda_gateway.http.request_head import header
-from pagoda_gateway.json_limits import check_structure, json_problem
+from pagoda_gateway.json_limits import check_members, check_structure, json_problem
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -76,7 +76,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     """Return JSON text as an object.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is none, or has too many members.
     """
     try:
         value = orjson.loads(raw)
@@ -88,6 +88,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequestError(
             f"the body must be a JSON object, not {type(value).__name__} {shorten(value)}"
         )
+    check_members(value)
     return value
 
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.http.body import parse_object, validated
 from pagoda_gateway.http.further_problems import MAX_ITEMS
+from pagoda_gateway.json_limits import MAX_MEMBERS
 from pagoda_gateway.openai.schemas.chat import ChatBody
 
 GOOD = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -24,6 +25,14 @@ def fails(raw: bytes) -> InvalidRequestError:
 )
 def test_no_json_object(raw: bytes) -> None:
     assert fails(raw).status == 400
+
+
+def test_an_object_has_so_many_members_at_most() -> None:
+    value = GOOD | {f"x{i}": 1 for i in range(MAX_MEMBERS - len(GOOD))}
+    assert parse_object(orjson.dumps(value)) == value
+    assert "1025 members at its top; the limit is 1024" in str(
+        fails(orjson.dumps({**value, "y": 1}))
+    )
 
 
 @pytest.mark.parametrize(
