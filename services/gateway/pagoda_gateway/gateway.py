@@ -227,6 +227,7 @@ async def open_gateway(
                 ),
                 ledger.object_row,
                 gateway_id=gateway_id,
+                max_conversation_bytes=settings.max_body_bytes,
             ),
             frames=frames,
             after_step=after_step,

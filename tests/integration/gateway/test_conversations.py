@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 from support.running_gateway import Running, Start
-from support.scripted_worker import ScriptedWorker
+from support.scripted_worker import ScriptedWorker, tiny_card
 
 from pagoda_gateway.responses import conversations
 
@@ -196,6 +196,41 @@ async def test_it_has_so_many_items_at_most(
         assert len(await listed(client, made.id)) == 2
     assert not answer.model_dump()["store"]
     assert len(answer.output_text) == 4
+
+
+async def test_it_takes_so_many_bytes_at_most(start: Start, bus: Any) -> None:
+    large = {**SAID, "content": "x" * 1400}
+    worker = ScriptedWorker(bus, card=tiny_card(max_model_len=4096))
+    async with start(worker, max_body_bytes=2000) as running, running.sdk() as client:
+        made = await client.conversations.create(items=[large])
+        with pytest.raises(openai.BadRequestError, match=r"limit is 2000, .*MAX_BODY_BYTES"):
+            await client.conversations.items.create(made.id, items=[large])
+        again = {**ASKED, "input": "x" * 500}
+        answer = await client.responses.create(**again, conversation=made.id)
+        assert len(await listed(client, made.id)) == 1
+        small = await client.conversations.items.create(made.id, items=[SAID])
+        assert len(small.data) == 1
+    assert not answer.model_dump()["store"]
+    assert len(answer.output_text) == 4
+
+
+async def test_what_a_response_goes_on_with_takes_so_many_bytes_at_most(
+    start: Start, bus: Any
+) -> None:
+    worker = ScriptedWorker(bus, card=tiny_card(max_model_len=4096))
+    long = {**ASKED, "input": "x" * 1200}
+    async with start(worker, max_body_bytes=2000) as running, running.sdk() as client:
+        first = await client.responses.create(**long)
+        second = await client.responses.create(**long, previous_response_id=first.id)
+        num_asked = len(worker.requests)
+        with pytest.raises(openai.BadRequestError, match=r"would take .* the limit is 2000"):
+            await client.responses.create(**long, previous_response_id=first.id, background=True)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(second.id)
+    assert first.model_dump()["store"]
+    assert not second.model_dump()["store"]
+    assert len(second.output_text) == 4
+    assert len(worker.requests) == num_asked == 2
 
 
 async def test_without_room_none_is_kept(start: Start, bus: Any) -> None:

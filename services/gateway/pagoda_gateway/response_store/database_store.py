@@ -20,6 +20,7 @@ from pagoda_gateway.responses.kept import Kept, ResponseStore, Value
 logger = logging.getLogger(__name__)
 
 ENTRY_BYTES = 512  # of a value beside its text
+INLINE_BYTES = 1 << 18  # more is read off the event loop
 RETRY_AFTER_SECONDS = 2.0
 _ROWS_AT_ONCE = 64
 
@@ -161,7 +162,12 @@ class DatabaseResponseStore(ResponseStore):
         )
         with _answering():
             row = await self._database.first(found)
-        return None if row is None else Kept(orjson.loads(row["value"]), row["gateway_id"])
+        if row is None:
+            return None
+        text = row["value"]
+        if len(text) <= INLINE_BYTES:
+            return Kept(orjson.loads(text), row["gateway_id"])
+        return Kept(await asyncio.to_thread(orjson.loads, text), row["gateway_id"])
 
     async def delete(self, tenant: str, object_id: str) -> bool:
         """See `ResponseStore`."""

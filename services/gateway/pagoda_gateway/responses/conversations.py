@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import orjson
+
 from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
 from pagoda_gateway.responses.input_items import listed, with_ids
 from pagoda_gateway.responses.kept import ResponseStore, Value
@@ -18,8 +20,18 @@ Item = dict[str, Any]
 class Conversations:
     """What is kept of each: the conversation as the API has it, and its items."""
 
-    def __init__(self, store: ResponseStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: ResponseStore, *, max_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Keep in `store`.
+
+        Args:
+            store: of all tenants.
+            max_bytes: of one conversation's items: each change reads and writes all of them.
+            clock: unix seconds.
+        """
         self._store = store
+        self._max_bytes = max_bytes
         self._clock = clock
 
     async def create(
@@ -28,7 +40,7 @@ class Conversations:
         """Begin a conversation with some items; return it.
 
         Raises:
-            StorageFullError: there is no room to keep it.
+            StorageFullError: there is no room to keep it, or it is too large.
         """
         conversation_id = f"{PREFIX}{new_ulid()}"
         conversation = {
@@ -37,7 +49,9 @@ class Conversations:
             "created_at": int(self._clock()),
             "metadata": metadata,
         }
-        value = {"conversation": conversation, "items": with_ids([], items, new_ulid())}
+        kept = with_ids([], items, new_ulid())
+        check_size(kept, self._max_bytes)
+        value = {"conversation": conversation, "items": kept}
         if not await self._store.put(tenant, conversation_id, value):
             raise StorageFullError(
                 "there is no room to keep a conversation: those of all tenants, and their "
@@ -104,10 +118,11 @@ class Conversations:
         """Add what a client sends; return it with ids.
 
         Raises:
-            StorageFullError: there would be too many.
+            StorageFullError: there would be too many, or they would be too large.
             NotFoundError: see `find`.
         """
-        value = await self._change(tenant, conversation_id, _longer_by(items, new_ulid()))
+        longer = _longer_by(items, new_ulid(), self._max_bytes)
+        value = await self._change(tenant, conversation_id, longer)
         added: list[Item] = value["items"][-len(items) :]
         return added
 
@@ -117,10 +132,11 @@ class Conversations:
         """Add what a response answered and said, if it has a conversation that is still there.
 
         Raises:
-            StorageFullError: there would be too many.
+            StorageFullError: there would be too many, or they would be too large.
         """
         if conversation_id is not None:
-            await self._store.change(tenant, conversation_id, _longer_by(items, response_id))
+            longer = _longer_by(items, response_id, self._max_bytes)
+            await self._store.change(tenant, conversation_id, longer)
 
     async def remove(self, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
         """Delete one of its items; return the conversation.
@@ -156,7 +172,21 @@ class Conversations:
         return value
 
 
-def _longer_by(items: Sequence[Item], name: str) -> Callable[[Value], Value]:
+def check_size(items: Sequence[Item], max_bytes: int) -> None:
+    """Refuse items that are too large to be kept as one conversation.
+
+    Raises:
+        StorageFullError: says how large they are, and the limit.
+    """
+    num_bytes = len(orjson.dumps(items))
+    if num_bytes > max_bytes:
+        raise StorageFullError(
+            f"the conversation would take {num_bytes} bytes; the limit is {max_bytes}, as of one "
+            "body (PAGODA_GATEWAY_MAX_BODY_BYTES). Delete some of its items, or begin another one."
+        )
+
+
+def _longer_by(items: Sequence[Item], name: str, max_bytes: int) -> Callable[[Value], Value]:
     """Return what adds items, with ids that are made of a name where they have none."""
 
     def longer(value: Value) -> Value:
@@ -166,6 +196,7 @@ def _longer_by(items: Sequence[Item], name: str) -> Callable[[Value], Value]:
                 f"the conversation would have {len(kept)} items; the limit is {MAX_KEPT_ITEMS}. "
                 "Delete some, or begin another one."
             )
+        check_size(kept, max_bytes)
         return {**value, "items": kept}
 
     return longer

@@ -22,7 +22,7 @@ from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tools import tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages
-from pagoda_gateway.responses.conversations import Conversations
+from pagoda_gateway.responses.conversations import Conversations, check_size
 from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.input_items import item_page, with_ids
 from pagoda_gateway.responses.items import without_logprobs
@@ -84,11 +84,13 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         account_of: AccountOf,
         *,
         gateway_id: str,
+        max_conversation_bytes: int,
     ) -> None:
         super().__init__(chats)
         self._chats = chats
         self._store = store
-        self.conversations = Conversations(store)
+        self.conversations = Conversations(store, max_bytes=max_conversation_bytes)
+        self._max_conversation_bytes = max_conversation_bytes
         self._account_of = account_of
         self._gateway_id = gateway_id
         self.background = BackgroundResponses()
@@ -120,7 +122,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             asked = with_ids(previous, items[len(previous) :], response["id"])
             new = [*asked, *map(without_logprobs, response["output"])]
             value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
-            if response["status"] == "queued":
+            if response["status"] == "queued":  # refused before it costs anything
+                check_size(value["items"], self._max_conversation_bytes)
                 events = {} if log is None else {EVENTS: None}
                 return await self._store.put(*name, value | events, is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
@@ -130,7 +133,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 return True
             async with asyncio.timeout(KEEP_SECONDS):
                 await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
-                return bool(response["store"]) and await self._store.put(*name, value)
+                if not response["store"]:
+                    return False
+                check_size(value["items"], self._max_conversation_bytes)
+                return await self._store.put(*name, value)
 
         def serializer(processed: ProcessedRequest, generation: Generation) -> ResponseSerializer:
             tokenizer = self.processors[generation.model.name].tokenizer

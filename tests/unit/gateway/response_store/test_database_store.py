@@ -10,7 +10,12 @@ from support.clocks import Now
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
-from pagoda_gateway.response_store.database_store import ENTRY_BYTES, DatabaseResponseStore
+from pagoda_gateway.response_store import database_store
+from pagoda_gateway.response_store.database_store import (
+    ENTRY_BYTES,
+    INLINE_BYTES,
+    DatabaseResponseStore,
+)
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
 from pagoda_gateway.responses.kept import Kept, ResponseStore
 
@@ -214,6 +219,25 @@ async def test_what_is_too_large_is_not_kept_and_takes_no_room(
     await store.put("a", "x", VALUE)
     assert not await store.put("a", "y", {"n": 10})
     assert await store.get("a", "x") is not None
+
+
+async def test_what_is_large_is_read_in_another_thread(
+    database: Database, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(database, now, max_bytes=INLINE_BYTES * 2)
+    read_in = []
+
+    async def to_thread(work: Callable[[bytes], Any], text: bytes) -> Any:
+        read_in.append(len(text))
+        return work(text)
+
+    monkeypatch.setattr(database_store.asyncio, "to_thread", to_thread)
+    large = {"n": "x" * INLINE_BYTES}
+    await store.put("a", "x", VALUE)
+    await store.put("a", "y", large)
+    assert await store.get("a", "x") == Kept(VALUE, None)
+    assert await store.get("a", "y") == Kept(large, None)
+    assert read_in == [INLINE_BYTES + len(b'{"n":""}')]
 
 
 async def test_ids_that_no_response_has_are_not_found(database: Database, now: Now) -> None:
