@@ -56,6 +56,11 @@ class HeldBytes:
     ) -> None:
         self._budget.free(self._num_bytes)
 
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return self._num_bytes
+
     def take(self, num_bytes: int) -> None:
         """Hold so many more.
 

@@ -1,6 +1,7 @@
 """Nobody can stall or fill a gateway: limits on connections, heads, bodies, slots and routes."""
 
 import asyncio
+import threading
 from typing import Any
 
 import httpx
@@ -8,9 +9,10 @@ import orjson
 import pytest
 from support.running_gateway import API_KEY, CHAT, Running, Start
 
-from pagoda_gateway.http import connection
+from pagoda_gateway.http import body, connection
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.middleware import OPEN_PATHS
+from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_runtime.telemetry.metrics import REGISTRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -121,6 +123,50 @@ async def test_body_over_the_limit_gets_its_answer_even_if_it_is_sent_whole(star
         writer.write(head(5_000_000, more="connection: close\r\n") + b" " * 5_000_000)
         assert b" 413 " in (await answer_of(reader))[:20]
         writer.close()
+
+
+async def test_more_messages_than_the_context_has_tokens_are_not_rendered(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    monkeypatch.setattr(ChatTemplate, "render", None)
+    message = {"role": "user", "content": ""}
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": [message] * (limit + 1)}),
+        ("/tokenize", {"messages": [message] * (limit + 1)}),
+        ("/v1/responses", {"input": [message] * (limit + 1)}),
+        ("/v1/messages", {"messages": [message] * (limit + 1), "max_tokens": 1}),
+    ):
+        answer = await running.http.post(path, json={"model": "tiny", **fields})
+        assert answer.status_code == 400, answer.text
+        assert f"{limit} tokens" in answer.json()["error"]["message"], path
+
+
+async def test_of_too_many_messages_the_last_that_fit_are_taken(running: Running) -> None:
+    limit = running.gateway.catalog.get("tiny").max_model_len
+    items = [{"role": "user", "content": chr(97 + i % 26)} for i in range(4 * limit)]
+    fields = {"model": "tiny", "input": items, "max_output_tokens": 4, "truncation": "auto"}
+    answer = (await running.http.post("/v1/responses", json=fields)).json()
+    num_tokens = answer["usage"]["input_tokens"]
+    assert limit - 8 < num_tokens <= limit - 4
+    last = "".join(f"<|user|>{item['content']}<|end|>" for item in items[-100:])
+    assert f"{last}<|assistant|>" in await running.prompt_text()
+
+
+async def test_large_bodies_are_read_in_another_thread(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(value: Any, *_: Any) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(body, "check_members", noted)
+    for num_chars in (10, body.INLINE_BYTES):
+        await running.chat(messages=[{"role": "user", "content": "x" * num_chars}])
+    here, other = threads
+    assert here is threading.main_thread()
+    assert other is not here
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """The `messages` field: OpenAI's messages to what a chat template sees, and on to token ids."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from pagoda_gateway.errors import ContextLengthError
 from pagoda_gateway.openai.schemas.contents import TEXT_FIELDS
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import ToolHistory
@@ -12,6 +14,7 @@ from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_gateway.text.templates.shape import TemplateShape
 
 NO_EFFORT = "none"
+INLINE_MESSAGES = 512  # more of them leave the event loop
 
 
 async def conversation_tokens(
@@ -30,12 +33,18 @@ async def conversation_tokens(
     `add_generation_prompt` and `continue_final_message` exclude each other: see `checks`.
 
     Raises:
+        ContextLengthError: there are more messages than the context has tokens.
         InvalidRequestError: the model's template cannot render it.
     """
+    _check_number(len(messages), model)
     template = prompts.template.with_tools if tools else prompts.template
     continues = bool(continue_final_message)
+    if len(messages) <= INLINE_MESSAGES:
+        chat = _template_messages(messages, template)
+    else:
+        chat = await asyncio.to_thread(_template_messages, messages, template)
     return await prompts.chat_tokens(
-        _template_messages(messages, template),
+        chat,
         model,
         tools=tools,
         add_generation_prompt=(
@@ -45,6 +54,17 @@ async def conversation_tokens(
         variables=variables,
         add_special_tokens=bool(add_special_tokens),
     )
+
+
+def _check_number(num_messages: int, model: ServedModel) -> None:
+    """Refuse what no template needs to render: all but empty messages take a token or more."""
+    if num_messages > model.max_model_len:
+        raise ContextLengthError(
+            f"This model's maximum context length is {model.max_model_len} tokens, and a "
+            f"conversation can have as many messages; this one has {num_messages}. Leave some out.",
+            param="messages",
+            limit=model.max_model_len,
+        )
 
 
 def template_variables(

@@ -46,7 +46,7 @@ async def fitting_conversation(
 
     Args:
         messages: all of them.
-        tokens_of: makes tokens of some.
+        tokens_of: makes tokens of some; refuses at once what are too many messages for a context.
         max_tokens: that fit.
 
     Raises:

@@ -17,8 +17,10 @@ from pagoda_gateway.errors import (
 )
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
+from pagoda_gateway.openai.messages import INLINE_MESSAGES
 from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
+from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.schemas.tools import tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages
@@ -102,7 +104,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         items, offered = [*previous, *asked_items], functions(sent.tools)
         body = _Chat.model_construct(
             model=sent.model,
-            messages=chat_messages(sent.instructions, items),
+            messages=await _messages(sent.instructions, items),
             max_tokens=sent.max_output_tokens,
             stream=sent.stream,
             stream_options=sent.stream_options,
@@ -401,6 +403,13 @@ def _not_kept(response_id: str) -> str:
         "(PAGODA_GATEWAY_RESPONSE_STORE_SECONDS, _BYTES), unless store is false. Send the "
         "whole conversation as input."
     )
+
+
+async def _messages(instructions: str | None, items: Sequence[dict[str, Any]]) -> list[Message]:
+    """Return items as a chat's messages; many are made off the event loop."""
+    if len(items) <= INLINE_MESSAGES:
+        return chat_messages(instructions, items)
+    return await asyncio.to_thread(chat_messages, instructions, items)
 
 
 async def _all_at_once(events: bytes) -> AsyncIterator[bytes]:

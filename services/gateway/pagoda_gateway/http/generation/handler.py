@@ -18,7 +18,7 @@ from starlette.types import Scope
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.body import read_object, validated
+from pagoda_gateway.http.body import off_loop, read_object, validated
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation.form_check import FormCheck
@@ -95,7 +95,9 @@ class GenerationHandler(Generic[Sent, Body]):
                 held.enter_context(admission.slot(tenant))
                 part = self._form_check.part_of(value)
                 try:
-                    translated = await self._translated(request.scope, value, tenant)
+                    translated = await self._translated(
+                        request.scope, value, tenant, held_bytes.num_bytes
+                    )
                     del value
                     admitted = await self._admitted(translated.body, caller, span, context)
                 except InvalidRequestError as error:
@@ -137,11 +139,12 @@ class GenerationHandler(Generic[Sent, Body]):
         )
 
     async def _translated(
-        self, scope: Scope, value: dict[str, Any], tenant: str
+        self, scope: Scope, value: dict[str, Any], tenant: str, num_bytes: int
     ) -> Translated[Body]:
-        """Return what a client has sent as the processors take it."""
-        note_ignored(scope, value, self._endpoint.schema)
-        sent = validated(value, self._endpoint.schema, self._limits)
+        """Return what a client has sent, in so many bytes, as the processors take it."""
+        schema = self._endpoint.schema
+        note_ignored(scope, value, schema)
+        sent = await off_loop(num_bytes, partial(validated, value, schema, self._limits))
         translated = await self._endpoint.translate(sent, tenant)
         note_loose(scope, translated.left_out)
         return translated
