@@ -1,6 +1,7 @@
 """Logprobs of the prompt, alone and repeated before a completion."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from support.running_gateway import Running, Start, heard_of
 from support.scripted_worker import ScriptedWorker, running_worker
 
 from pagoda.rpc.v1 import route_pb2
+from pagoda_gateway.openai import choices
+from pagoda_gateway.openai.choices import CompletionSerializer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -25,6 +28,32 @@ async def test_each_prompt_token_but_the_first(running: Running, num_top: int) -
             assert len(found) == max(1, num_top)
             assert all(entry["logprob"] <= -0.5 for entry in found.values())
     assert "".join(next(iter(e.values()))["decoded_token"] for e in others) == "hello"
+
+
+async def test_answers_of_many_are_the_same_and_come_in_parts(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {
+        "prompt": ["abcdefgh", "ijkl"], "n": 2, "seed": 1, "max_tokens": 3, "prompt_logprobs": 3,
+        "logprobs": 2, "echo": True,
+    }  # fmt: skip
+    threads, real = [], CompletionSerializer.body
+
+    def noted(serializer: CompletionSerializer) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return real(serializer)
+
+    monkeypatch.setattr(CompletionSerializer, "body", noted)
+    whole = await running.completion(**fields)
+    monkeypatch.setattr(choices, "INLINE_LOGPROBS", 10)
+    monkeypatch.setattr(choices, "PART_BYTES", 100)
+    parted = await running.completion(**fields)
+    plain = await running.completion(max_tokens=3)
+    assert "content-length" in whole.headers
+    assert "content-length" in plain.headers
+    assert parted.headers["transfer-encoding"] == "chunked"
+    assert parted.json()["choices"] == whole.json()["choices"]
+    assert [thread is threading.main_thread() for thread in threads] == [True, False, True]
 
 
 async def test_null_unless_asked_for(running: Running) -> None:

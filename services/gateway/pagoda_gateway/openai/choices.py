@@ -3,8 +3,9 @@
 Plain dicts, as they are made for every token; `schemas.responses` describes them.
 """
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,6 +23,8 @@ from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 
+INLINE_LOGPROBS = 2048  # an answer that has more of them is written off the event loop
+PART_BYTES = 1 << 20
 _PLACE = "the text"
 
 
@@ -79,14 +82,37 @@ class ChoiceSerializer(Serializer):
             for sequence in generation.sequences
         }
 
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the whole answer as JSON; one of many log probabilities is made in a thread."""
+        if self._num_logprobs() <= INLINE_LOGPROBS:
+            yield orjson.dumps(self.body())
+            return
+        text = await asyncio.to_thread(lambda: orjson.dumps(self.body()))
+        for begin in range(0, len(text), PART_BYTES):
+            yield text[begin : begin + PART_BYTES]
+
     def body(self) -> dict[str, Any]:
         """Return the whole answer; the generation is over."""
         return {
             **self._head(self.object_name),
             **self._prompt_extras(),
-            "choices": self._whole_choices(),
+            # Each is JSON before the next is made: as objects all would take many times as much.
+            "choices": [orjson.Fragment(orjson.dumps(choice)) for choice in self._whole_choices()],
             "usage": self.usage(),
         }
+
+    def _num_logprobs(self) -> int:
+        """Return how many log probabilities a whole answer has, at most."""
+        options = self._options
+        of_prompt = (options.num_prompt_logprobs, options.num_echoed_logprobs)
+        num_prompt = sum(1 + wanted for wanted in of_prompt if wanted is not None)
+        num_output = 0 if options.num_logprobs is None else 1 + options.num_logprobs
+        if not num_prompt + num_output:  # as nearly always
+            return 0
+        return sum(
+            num_prompt * len(sequence.prompt.token_ids) + num_output * len(sequence.token_ids)
+            for sequence in self._generation.sequences
+        )
 
     def events(self, sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return one chunk, or none while there is neither text nor anything else asked for."""
@@ -205,12 +231,10 @@ class ChoiceSerializer(Serializer):
         """Return what new text adds to a choice; empty if nothing is certain yet."""
         return {self.text_field: text} if text else {}
 
-    def _whole_choices(self) -> list[dict[str, Any]]:
-        """Return the choices of a whole answer."""
-        return [
-            self._whole_choice(sequence, whole_output(sequence))
-            for sequence in self._generation.sequences
-        ]
+    def _whole_choices(self) -> Iterator[dict[str, Any]]:
+        """Yield the choices of a whole answer."""
+        for sequence in self._generation.sequences:
+            yield self._whole_choice(sequence, whole_output(sequence))
 
     @abstractmethod
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
@@ -324,20 +348,19 @@ class CompletionSerializer(ChoiceSerializer):
     chunk_name = "text_completion"
     text_field = "text"
 
-    def _whole_choices(self) -> list[dict[str, Any]]:
+    def _whole_choices(self) -> Iterator[dict[str, Any]]:
         options = self._options
         if options.num_best is None:
-            return super()._whole_choices()
+            yield from super()._whole_choices()
+            return
         choose = first_choices if options.is_search else best_choices
         best = choose(
             [(sequence, whole_output(sequence)) for sequence in self._generation.sequences],
             num_choices=options.num_choices,
             num_best=options.num_best,
         )
-        return [
-            {**self._whole_choice(sequence, delta), "index": index}
-            for index, (sequence, delta) in enumerate(best)
-        ]
+        for index, (sequence, delta) in enumerate(best):
+            yield {**self._whole_choice(sequence, delta), "index": index}
 
     def _whole_choice(self, sequence: OutputSequence, delta: Delta) -> dict[str, Any]:
         content = {"text": self._echo(sequence) + delta.text}
