@@ -65,7 +65,11 @@ class GatewaySettings(ServiceSettings):
         description="Key of the administration (/admin), at least 16 characters; empty = none, and "
         "no such routes.",
     )
-    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_body_bytes: int = Field(
+        8 * 1024 * 1024,
+        ge=1024,
+        description="Largest request body, and the most that items of a kept conversation take.",
+    )
     body_budget_bytes: int = Field(
         256 * 1024 * 1024,
         ge=MIN_BODY_BUDGET_BYTES,
