@@ -12,6 +12,7 @@ from support.running_gateway import API_KEY, CHAT, Running, Start
 from pagoda_gateway.http import body, connection
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.middleware import OPEN_PATHS
+from pagoda_gateway.json_limits import INLINE_BYTES
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_runtime.telemetry.metrics import REGISTRY
 
@@ -162,7 +163,7 @@ async def test_large_bodies_are_read_in_another_thread(
         threads.append(threading.current_thread())
 
     monkeypatch.setattr(body, "check_members", noted)
-    for num_chars in (10, body.INLINE_BYTES):
+    for num_chars in (10, INLINE_BYTES):
         await running.chat(messages=[{"role": "user", "content": "x" * num_chars}])
     here, other = threads
     assert here is threading.main_thread()

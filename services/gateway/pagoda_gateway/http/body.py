@@ -1,11 +1,9 @@
 """Request bodies: bounds first, then JSON, then its schema; errors name the field."""
 
-import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,14 +24,10 @@ from pagoda_gateway.http.body_reader import BodyReader, check_encoding
 from pagoda_gateway.http.further_problems import with_further
 from pagoda_gateway.http.ignored_fields import note_ignored
 from pagoda_gateway.http.request_head import header
-from pagoda_gateway.json_limits import check_members, check_structure, json_problem
-
-INLINE_BYTES = 1 << 18  # a body above this size is read off the event loop
+from pagoda_gateway.json_limits import check_members, check_structure, json_problem, off_loop
 
 Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
 
-_LARGE_BODIES = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
 _UNION_PART = re.compile(r"^[a-z]+\[.*\]$")
 
 
@@ -77,17 +71,6 @@ async def read_object(request: Request, reader: BodyReader, held: HeldBytes) -> 
     raw = await reader.read(request, held)
     await check_structure(raw)
     return await off_loop(len(raw), partial(parse_object, raw))
-
-
-async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Return what `work` makes of a body; of a large one in a thread: others have their turn.
-
-    One thread has them all: parsers let go of the interpreter only at their end, and the event
-    loop would wait for each that is there at once.
-    """
-    if num_bytes <= INLINE_BYTES:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, work)
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

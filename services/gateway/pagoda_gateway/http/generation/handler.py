@@ -18,7 +18,7 @@ from starlette.types import Scope
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
-from pagoda_gateway.http.body import off_loop, read_object, validated
+from pagoda_gateway.http.body import read_object, validated
 from pagoda_gateway.http.body_reader import BodyReader
 from pagoda_gateway.http.caller import Caller, caller_of
 from pagoda_gateway.http.generation.form_check import FormCheck
@@ -34,6 +34,7 @@ from pagoda_gateway.http.generation.response import GenerationResponse
 from pagoda_gateway.http.ignored_fields import note_ignored, note_loose
 from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.request_head import timeout_of
+from pagoda_gateway.json_limits import off_loop
 from pagoda_gateway.openai.endpoint import Endpoint, Sent, Translated
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
