@@ -1,8 +1,11 @@
 """KV events into a real Redis, and asking for what it lacks."""
 
+import asyncio
+
 import pytest
 from integration.router.index_events import CPU, NVME, Source, hashes, make_event
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from unit.router.workers.test_registry import make_status
 
 from pagoda.rpc.v1 import status_pb2
@@ -269,3 +272,25 @@ async def test_hashes_are_stored_as_they_are(client: Redis, bus: Bus) -> None:
     await writer.apply([make_event([7])])
     key = redis_keys.blocks("w", "e1", IndexTier.DEVICE)
     assert await client.smembers(key) == set(hashes([7]))
+
+
+async def test_an_outage_is_said_once_and_again_when_it_is_another_one(
+    client: Redis, bus: Bus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer, _ = make_writer(client, bus)
+    writer._check_seconds = 0.0
+    outages = ["wrong password", "wrong password", "wrong password", "", "wrong password", "gone"]
+    left = list(outages)
+
+    async def maintain() -> None:
+        if not left:
+            raise asyncio.CancelledError
+        if why := left.pop(0):
+            raise RedisError(why)
+
+    monkeypatch.setattr(writer, "maintain", maintain)
+    with pytest.raises(asyncio.CancelledError):
+        await writer.run()
+    said = [record.getMessage().rsplit(": ", 1)[1] for record in caplog.records]
+    assert said == ["wrong password", "wrong password", "gone"]
+    assert writer.problem == "routing without prefix affinity: RedisError: gone"

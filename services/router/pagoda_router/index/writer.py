@@ -93,8 +93,11 @@ class IndexWriter:
             try:
                 await self.maintain()
             except (RedisError, BusError, OSError, TimeoutError) as error:
-                logger.warning("the prefix index cannot be maintained now: %r", error)
-                self.problem = f"routing without prefix affinity: {error!r}"
+                reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+                problem = f"routing without prefix affinity: {reason}"
+                if problem != self.problem:  # it is tried each second, and may last for days
+                    logger.warning("the prefix index cannot be maintained now: %s", reason)
+                self.problem = problem
             else:
                 self.problem = "full: new blocks are not noted" if self._is_full else ""
             await asyncio.sleep(self._check_seconds)
