@@ -106,6 +106,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
             subjects.USAGE_REQUESTS,
             subjects.LEDGER_RECONCILE,
             *_making(subjects.USAGE_STREAM),
+            f"$JS.API.CONSUMER.INFO.{subjects.USAGE_STREAM}.*",  # what the ledger has of it
         ),
         subscribe=(
             subjects.frames("*"),

@@ -12,7 +12,7 @@ import nats.errors
 import nats.js.errors
 from google.protobuf.message import Message
 from nats.aio.client import Client
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig, StreamState
 
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_config
@@ -191,20 +191,25 @@ class Streams:
         return Subscription(end)
 
     async def progress(self, stream: str, durable: str) -> ConsumerProgress:
-        """Return how far a durable is.
+        """Return how far a durable is. One that is not there has done nothing.
 
         Raises:
             StreamError: JetStream does not say.
         """
+        state: StreamState | None = None
         try:
             with cancellation_kept():
-                last = (await self._jetstream.stream_info(stream)).state.last_seq
+                state = (await self._jetstream.stream_info(stream)).state
                 info = await self._jetstream.consumer_info(stream, durable)
+        except nats.js.errors.NotFoundError:
+            if state is None:  # no stream: nothing was ever published
+                return ConsumerProgress(0, 0, 0)
+            return ConsumerProgress(state.last_seq, 0, state.messages)
         except nats.errors.Error as error:
             raise StreamError(stream, _text(error)) from error
         done = info.ack_floor.stream_seq if info.ack_floor else 0
         num_waiting = (info.num_pending or 0) + (info.num_ack_pending or 0)
-        return ConsumerProgress(last, done, num_waiting)
+        return ConsumerProgress(state.last_seq, done, num_waiting)
 
     async def _ensure_once(self, config: StreamConfig) -> StreamConfig:
         """Return the configuration that the server took, with the limit it had room for."""

@@ -259,3 +259,13 @@ async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path)
                 await jetstream.stream_info(subjects.USAGE_STREAM)
             ).state.messages:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_gateway_may_ask_how_far_the_ledger_is(server: Server, tmp_path: Path) -> None:
+    async with bus_of("gateway", server, tmp_path) as bus, asyncio.timeout(60):
+        await bus.ensure_stream(
+            subjects.USAGE_STREAM, [subjects.USAGE_ALL],
+            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+        )  # fmt: skip
+        progress = await bus.consumer_progress(subjects.USAGE_STREAM, "nobody")
+        assert progress.done_sequence == 0

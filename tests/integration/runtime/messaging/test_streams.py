@@ -11,6 +11,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging import stream_consumer
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.streams import ConsumerProgress
 from pagoda_runtime.messaging.subscription import Subscription
 
 pytestmark = pytest.mark.integration
@@ -402,3 +403,10 @@ async def test_replicas_in_order_never_overlap(
             await complete.wait()
 
     assert seen == [str(i) for i in range(60)]
+
+
+async def test_a_durable_that_is_not_there_has_done_nothing(bus: Bus, stream: str) -> None:
+    assert await bus.consumer_progress(stream, "d") == ConsumerProgress(0, 0, 0)
+    await make_stream(bus, stream)
+    await fill(bus, stream, 3)
+    assert await bus.consumer_progress(stream, "d") == ConsumerProgress(3, 0, 3)
