@@ -52,12 +52,14 @@ class Postgres:
         """End what `shut_out` began."""
         self._execute(f"ALTER DATABASE {url.rsplit('/', 1)[1]} ALLOW_CONNECTIONS true")
 
-    def let_read(self, url: str) -> None:
-        """Take no writes, as a standby does; what is connected is cut off."""
+    def set_read_only(self, url: str, is_read_only: bool) -> None:
+        """Have all connections to a database, those that come, only read, or write again."""
+        value = "on" if is_read_only else "off"
         name = url.rsplit("/", 1)[1]
-        self.shut_out(url)
-        self._execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-        self.let_in(url)
+        self._execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
+        self._execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
 
     def _execute(self, statement: str) -> None:
         with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:

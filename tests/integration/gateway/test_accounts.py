@@ -9,7 +9,7 @@ from support.jetstream import replay
 from support.running_gateway import CHAT, Running, Start
 from support.scripted_worker import ScriptedWorker
 
-from pagoda_gateway.accounts.usage.applier import CONSUMER
+from pagoda_gateway.accounts.usage.stream import CONSUMER
 from pagoda_runtime.messaging import subjects
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.postgres import Postgres
 from support.running_gateway import Running, running_applier, running_gateway
 from support.scripted_worker import ScriptedWorker
 from support.servers import Server, nats_server, settings_for
 from support.small_disk import SmallDisk
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.usage import applier, forwarder
 from pagoda_gateway.accounts.usage.applier import Applier
@@ -26,6 +28,7 @@ from pagoda_gateway.errors import UnavailableError
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.process.health import Health
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -311,6 +314,28 @@ async def test_requests_flow_while_jetstream_is_not_there_at_all(
         async with running_applier(common) as running, asyncio.timeout(60):
             while (await running.ledger.totals("t")) != (10, 14):
                 await running.ledger.wait_applied(0.2)
+
+
+async def test_an_applier_that_may_not_write_says_so_before_a_record_comes(
+    tmp_path: Path, own_nats: Server, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier, "LOOK_SECONDS", 0.05)
+    health, url = Health(), postgres.new_database()
+    async with open_database(url):
+        pass  # its tables are made: who may only read is not asked to
+    postgres.set_read_only(url, True)
+    async with (
+        Bus.connect(settings_for(own_nats, home=tmp_path), name="applier") as bus,
+        open_database(url) as database,
+        Applier(bus, database, health).running(GatewaySettings()),
+    ):
+        state = health.report()["components"]["ledger"]
+        assert not state["ready"]
+        assert "the database does not take records" in state["detail"]
+        postgres.set_read_only(url, False)
+        async with asyncio.timeout(60):
+            while not health.is_ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_settings_say_where_the_outbox_is(tmp_path: Path) -> None:

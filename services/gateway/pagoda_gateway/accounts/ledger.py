@@ -56,6 +56,24 @@ class Ledger:
             await self.database.call(partial(_run, transaction))
         self.note_applied()
 
+    async def check_writable(self) -> None:
+        """Write nothing, as `apply` writes.
+
+        Raises:
+            TimeoutError, SQLAlchemyError: records cannot be written now, or not by this user.
+        """
+        nobody = sa.select(USAGE.c.request_id).where(sa.false())
+        statements = (
+            sa.insert(USAGE).from_select(["request_id"], nobody, include_defaults=False),
+            sa.update(USAGE).values(tenant=USAGE.c.tenant).where(sa.false()),
+        )
+
+        def write(connection: sa.Connection) -> None:
+            for statement in statements:
+                connection.execute(statement)
+
+        await self.database.call(write)
+
     async def seal_left(self) -> None:
         """Seal what nobody sealed when it was applied: see `Sealer.seal_left`."""
         while await self.database.call(partial(self._sealer.seal_left, now=self._clock())):

@@ -58,6 +58,37 @@ async def test_replay_in_any_order_changes_nothing(ledger: Ledger) -> None:
     assert await ledger.totals("t") == (200, 60)
 
 
+async def test_to_look_whether_it_can_be_written_writes_nothing(ledger: Ledger) -> None:
+    await ledger.apply([opened("1")])
+    before = await ledger.object_row("t", "chatcmpl-1")
+    await ledger.check_writable()
+    assert await ledger.object_row("t", "chatcmpl-1") == before
+    assert await ledger.totals("t") == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "role",
+    [
+        "CREATE ROLE {role} LOGIN IN ROLE pg_read_all_data",
+        "CREATE ROLE {role} LOGIN SUPERUSER;"
+        "ALTER ROLE {role} SET default_transaction_read_only = on",
+        "CREATE ROLE {role} LOGIN IN ROLE pg_read_all_data; GRANT INSERT ON usage TO {role}",
+    ],
+)
+async def test_a_role_that_may_only_read_is_found_before_it_has_to_write(
+    postgres: Postgres, role: str
+) -> None:
+    url = postgres.new_database()
+    name = f"reader_{url.rsplit('_', 1)[1]}"
+    async with open_ledger(url) as ledger:
+        await ledger.database.call(
+            lambda connection: connection.exec_driver_sql(role.format(role=name))
+        )
+    async with open_ledger(url.replace("postgres@", f"{name}@")) as ledger:
+        with pytest.raises(sa.exc.DBAPIError):
+            await ledger.check_writable()
+
+
 async def test_what_was_committed_without_an_answer_counts_once(
     postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from opentelemetry.context import Context
+from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
@@ -22,13 +23,12 @@ from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.usage import applier_metrics
 from pagoda_gateway.accounts.usage.reconcile import Reconciler
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
-from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
+from pagoda_gateway.accounts.usage.stream import CONSUMER, ensure_usage_stream, until_applied
 from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
-from pagoda_runtime.messaging.streams import ConsumerProgress
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext, load_or_exit, run_service
 from pagoda_runtime.status import WorkerDirectory
@@ -37,12 +37,10 @@ from pagoda_runtime.tasks.retry import retry_delay
 
 logger = logging.getLogger(__name__)
 
-CONSUMER = "ledger"
 BATCH_MESSAGES = 32  # of up to some hundred records each
 TRIM_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 CAUGHT_UP_SECONDS = 20.0
-POLL_SECONDS = 0.05
 
 
 class Applier:
@@ -75,8 +73,7 @@ class Applier:
                 await self.ledger.apply(requests)
             await self.sequences.apply(sequences)
         except Exception as error:
-            detail = f"the database does not take records ({type(error).__name__}); they wait"
-            self._health.set_ready("ledger", False, detail)
+            self._note_refusal(error)
             raise
         self._health.set_ready("ledger", True)
         applier_metrics.APPLY_SECONDS.observe(time.perf_counter() - started)
@@ -93,7 +90,8 @@ class Applier:
             TimeoutError: that takes too long.
         """
         async with self._reconciling:
-            await self._caught_up()
+            async with asyncio.timeout(CAUGHT_UP_SECONDS):
+                await until_applied(self._bus)
             return await self._reconciler.run(gone_seconds)
 
     @contextlib.asynccontextmanager
@@ -128,8 +126,29 @@ class Applier:
             tasks.start(self._watch_lag(), name="lag of the ledger")
             tasks.start(self._reconcile_forever(settings.reconcile_seconds), name="reconcile")
             tasks.start(self._retention(settings).run(), name="retention of usage")
-            self._health.set_ready("ledger", True)
+            if not await self._is_writable():
+                tasks.start(self._look_until_writable(), name="whether the ledger can be written")
             yield
+
+    async def _is_writable(self) -> bool:
+        """Find out, and say, whether the ledger takes records, before the first one comes."""
+        try:
+            await self.ledger.check_writable()
+        except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
+            self._note_refusal(error)
+            return False
+        self._health.set_ready("ledger", True)
+        return True
+
+    async def _look_until_writable(self) -> None:
+        while True:
+            await asyncio.sleep(retry_delay(LOOK_SECONDS))
+            if await self._is_writable():
+                return
+
+    def _note_refusal(self, error: Exception) -> None:
+        detail = f"the database does not take records ({type(error).__name__}); they wait"
+        self._health.set_ready("ledger", False, detail)
 
     def _retention(self, settings: GatewaySettings) -> Retention:
         return Retention(
@@ -143,22 +162,11 @@ class Applier:
     ) -> ReconcileResponse:
         return await self.reconcile(request.gone_seconds)
 
-    async def _caught_up(self) -> None:
-        """Wait until everything that is in the stream now is in the ledger."""
-        async with asyncio.timeout(CAUGHT_UP_SECONDS):
-            last = (await self._progress()).last_sequence
-            while (progress := await self._progress()).num_waiting:
-                if progress.done_sequence >= last:
-                    return
-                await asyncio.sleep(POLL_SECONDS)
-
-    async def _progress(self) -> ConsumerProgress:
-        return await self._bus.consumer_progress(subjects.USAGE_STREAM, CONSUMER)
-
     async def _watch_lag(self) -> None:
         while True:
             with contextlib.suppress(BusError):
-                applier_metrics.LEDGER_LAG.set((await self._progress()).num_waiting)
+                progress = await self._bus.consumer_progress(subjects.USAGE_STREAM, CONSUMER)
+                applier_metrics.LEDGER_LAG.set(progress.num_waiting)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reconcile_forever(self, gone_seconds: float) -> None:

@@ -1,7 +1,12 @@
 """The JetStream stream that usage records wait in: gateways write it, appliers read it."""
 
+import asyncio
+
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+
+CONSUMER = "ledger"  # of all appliers
+POLL_SECONDS = 0.05
 
 
 async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
@@ -17,3 +22,17 @@ async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
         max_age_seconds=None,
         discard_old=False,
     )
+
+
+async def until_applied(bus: Bus) -> None:
+    """Return once everything that is in the stream now is in the ledger.
+
+    Raises:
+        StreamError: JetStream does not say.
+    """
+    last: int | None = None
+    while (progress := await bus.consumer_progress(subjects.USAGE_STREAM, CONSUMER)).num_waiting:
+        last = progress.last_sequence if last is None else last
+        if progress.done_sequence >= last:
+            return
+        await asyncio.sleep(POLL_SECONDS)
