@@ -7,6 +7,7 @@ their clients had (see `deliveries`). Knows no record's meaning beyond its messa
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -38,7 +39,9 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 GATHER_SECONDS = 0.25  # a message a request costs the gateway, NATS and the applier more than this
 ADOPT_SECONDS = 5.0
+POLL_SECONDS = 0.05
 RECORDS_TOGETHER = 512
+_ADOPTED = "adopted"  # a file: who holds the folder has not made it
 
 OnState = Callable[[bool, str], None]
 
@@ -77,6 +80,9 @@ class Forwarder:
         self._unix_clock = unix_clock
         self._has_stream = False
         self._failing_since: float | None = None
+        self._wanted = asyncio.Event()  # a look for what dead processes left
+        self._num_passes = 0  # begun
+        self._last_whole_pass = 0  # after which nothing was left
 
     async def run(self) -> None:
         """Send the own outbox's records until cancelled."""
@@ -88,23 +94,48 @@ class Forwarder:
                 await asyncio.sleep(retry_delay(RETRY_SECONDS))
 
     async def adopt_forever(self) -> None:
-        """Send what dead processes left, now and every few seconds."""
+        """Send what dead processes left, now, every few seconds, and when somebody waits for it."""
         while True:
-            for folder in await asyncio.to_thread(self._folders):
-                try:
-                    lock = await asyncio.to_thread(FolderLock.take, folder)
-                    if lock is not None:
-                        await self._adopt(lock)
-                except OSError as error:
-                    logger.error("the outbox %s of a dead gateway: %s", folder.name, error)
-            await asyncio.sleep(retry_delay(ADOPT_SECONDS))
+            self._wanted.clear()
+            self._num_passes += 1
+            if await self._adopt_all():
+                self._last_whole_pass = self._num_passes
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(retry_delay(ADOPT_SECONDS)):
+                    await self._wanted.wait()
 
-    def _folders(self) -> list[Path]:
+    async def until_sent(self) -> None:
+        """Return once JetStream has what was written on this host before, however long that takes.
+
+        That is what this process has written, and what dead ones have left.
+        """
+        outbox = self._outbox
+        end, last_pass = outbox.num_done_bytes + outbox.num_bytes, self._num_passes
+        self._wanted.set()
+        while True:
+            if self._last_whole_pass > last_pass and outbox.num_done_bytes >= end:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _adopt_all(self) -> bool:
+        """Send what dead processes left; return whether nothing of it is left now."""
         try:
-            return folders_of(self._root)
+            folders = await asyncio.to_thread(folders_of, self._root)
         except OSError as error:
             logger.error("outboxes of dead gateways cannot be listed: %s", error)
-            return []
+            return False
+        is_all = True
+        for folder in folders:
+            try:
+                lock = await asyncio.to_thread(FolderLock.take, folder)
+                if lock is not None:
+                    await self._adopt(lock)
+                elif await asyncio.to_thread((folder / _ADOPTED).exists):
+                    is_all = False  # another gateway sends it
+            except OSError as error:
+                logger.error("the outbox %s of a dead gateway: %s", folder.name, error)
+                is_all = False
+        return is_all
 
     async def _send_own(self) -> None:
         """Send what there is, then what comes, a moment after the first of it.
@@ -129,6 +160,8 @@ class Forwarder:
             is_last=True,
         )
         try:
+            with contextlib.suppress(OSError):  # the disk may be full
+                await asyncio.to_thread((folder / _ADOPTED).touch)
             while (batch := await asyncio.to_thread(reader.next)) is not None:
                 await self._send(batch)
                 reader.done(batch)

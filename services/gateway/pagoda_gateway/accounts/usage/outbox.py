@@ -59,6 +59,7 @@ class Outbox:
         self.is_drained = asyncio.Event()  # nothing is left to be read
         self.is_drained.set()
         self.num_bytes = 0  # on disk and not `done`
+        self.num_done_bytes = 0  # ever
         self._lock = lock
         self._max_bytes = max_bytes
         self._on_state = on_state
@@ -131,6 +132,7 @@ class Outbox:
         self._reader.done(batch)
         for number in [number for number in self._ends if number < batch.segment]:
             del self._ends[number]
+        self.num_done_bytes += batch.end - batch.start
         self._count(batch.start - batch.end)
 
     async def close(self) -> None:
