@@ -164,9 +164,14 @@ async def running_gateway(
     bus: Bus,
     model_folder: Path,
     worker: ScriptedWorker,
+    *,
+    has_applier: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """Start a gateway that serves `worker`; `bus` is the worker's and the router's connection."""
+    """Start a gateway that serves `worker`; `bus` is the worker's and the router's connection.
+
+    `has_applier`: one brings its usage into the ledger.
+    """
     common = common.model_copy(update={"model_name": "tiny"})
     values = {**PATIENCE, "bootstrap_api_key": SecretStr(API_KEY), **settings}
     gateway_settings = GatewaySettings(**values)
@@ -177,7 +182,7 @@ async def running_gateway(
     async with (
         Bus.connect(common, name="gateway") as gateway_bus,
         running_router(router),
-        running_applier(common, gateway_settings),
+        running_applier(common, gateway_settings) if has_applier else contextlib.nullcontext(),
         open_gateway(
             common=common,
             settings=gateway_settings,

@@ -16,6 +16,7 @@ from pagoda_gateway.accounts.database import open_database
 from pagoda_gateway.accounts.key_use import KeyUse
 from pagoda_gateway.accounts.keys import ApiKey, Authenticator
 from pagoda_gateway.accounts.ledger import Ledger
+from pagoda_gateway.accounts.limits.accounted import Accounted
 from pagoda_gateway.accounts.limits.counters import connected_counters
 from pagoda_gateway.accounts.limits.limiter import Limiter
 from pagoda_gateway.accounts.limits.reservation import Limits
@@ -175,7 +176,7 @@ async def open_gateway(
             settings.limits_address(common.redis_url),
             timeout_seconds=settings.limits_timeout_seconds,
         ) as counters,
-        _open_usage_log(bus, health, gateway_id, settings, common.home) as usage_log,
+        _open_usage_log(bus, health, gateway_id, settings, common.home) as (usage_log, forwarder),
     ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
@@ -189,9 +190,11 @@ async def open_gateway(
         key_use = KeyUse(tenancy.api_keys.note_used)
         authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
         changes.add_listener(authenticator.forget)
+        accounted = Accounted(bus, forwarder)
         limiter = Limiter(
             counters,
             Spending(database, money.book),
+            wait_accounted=accounted.wait,
             on_state=lambda problem: health.set_ready(
                 "limits", True, settings.described_without_limits(problem)
             ),
@@ -270,6 +273,7 @@ async def open_gateway(
                 stack.push_async_callback(subscription.unsubscribe)
             stack.push_async_callback(key_use.flush)
             stack.push_async_callback(limiter.close)
+            stack.push_async_callback(accounted.close)
             tasks = BackgroundTasks()
             stack.push_async_callback(tasks.close)
             own_status = slow_status(Role.ROLE_GATEWAY, gateway_id, new_epoch())
@@ -287,8 +291,8 @@ async def open_gateway(
             tasks.start(money.book.follow(money.prices.all), name="prices")
             tasks.start(gateway.responses.run(), name="kept responses")
             has_tiers = await tenancy.tiers.are_there()
-            tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("limits", True)
+            tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("gateway", True)
             yield gateway
 
@@ -296,8 +300,8 @@ async def open_gateway(
 @contextlib.asynccontextmanager
 async def _open_usage_log(
     bus: Bus, health: Health, gateway_id: str, settings: GatewaySettings, home: Path
-) -> AsyncIterator[UsageLog]:
-    """Yield the log, with what sends its records on; at the end they have a moment to leave."""
+) -> AsyncIterator[tuple[UsageLog, Forwarder]]:
+    """Yield the log and what sends its records on; at the end they have a moment to leave."""
     root, tasks = settings.outbox_folder(home), BackgroundTasks()
     with needed_folder(root, "PAGODA_GATEWAY_OUTBOX_DIR"):
         outbox = await Outbox.open(
@@ -316,11 +320,12 @@ async def _open_usage_log(
     try:
         tasks.start(forwarder.run(), name="send usage records")
         tasks.start(forwarder.adopt_forever(), name="adopt outboxes")
-        yield UsageLog(
+        log = UsageLog(
             outbox,
             timeout_seconds=settings.usage_timeout_seconds,
             deliveries=deliveries_in(outbox.folder),
         )
+        yield log, forwarder
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SEND_SECONDS):
                 await outbox.is_drained.wait()

@@ -410,6 +410,25 @@ async def test_without_redis(
             assert answer.headers[name] == ("1" if mode == "closed" else "0")
 
 
+async def test_a_wrong_password_is_said_before_anybody_is_limited(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with nats_server(tmp_path) as nats, redis_server(tmp_path) as redis:
+        wrong = f"redis://:wrong@127.0.0.1:{redis.port}/0"
+        common = settings_for(nats, redis, home=tmp_path, redis_url=wrong)
+        async with (
+            Bus.connect(common, name="workers") as bus,
+            running_gateway(common, bus, model_folder, ScriptedWorker(bus)) as running,
+            asyncio.timeout(60),
+        ):
+            health = running.gateway.health
+            while not (state := health.report()["components"]["limits"])["detail"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert state["ready"]
+            assert "invalid username-password pair" in state["detail"]
+            assert (await running.chat()).status_code == 200
+
+
 async def test_a_deadline_in_the_queue_has_headers_of_what_was_counted(replicas: Replicas) -> None:
     client = await replicas.client(concurrent_requests=1, requests_per_minute=9, on_limit="queue")
     late = {**client.headers, "x-pagoda-timeout": "0.3"}

@@ -8,9 +8,10 @@ the time to say so.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway import metrics
+from pagoda_gateway.accounts.limits.accounted import UnaccountedError
 from pagoda_gateway.accounts.limits.counters import Answer, Counters, CountersError, Lost
 from pagoda_gateway.accounts.limits.hold import Amount, Hold, scope_name
 from pagoda_gateway.accounts.limits.spending import Spending
@@ -29,17 +31,22 @@ TICK_SECONDS = 1.0  # leases are ten times as long
 GRACE_SECONDS = 3.0  # a tick of every gateway, and its call
 TAKE_SECONDS = 10.0  # to open and seed counters included
 MAX_STEPS = 16  # opening, then one seed for each scope; others may be at it
-REMEMBER_SECONDS = 600.0  # what was settled; the ledger has it by then
+REMEMBER_SECONDS = 600.0  # what was settled; then it is looked for on its way to the ledger
 MAX_REMEMBERED = 50_000
 PUT_AT_ONCE = 200
 SETTLE_LOST_SECONDS = 5.0
-# A lost request that the ledger has not heard of by then never began; one that it has no end of is
-# charged the most it can cost. Its records may wait in an outbox for as long as NATS or the ledger
-# is away.
+# A lost request that the ledger has not heard of by then never began, if the ledger has all that
+# was written; one that it has no end of is charged the most it can cost.
 NO_END_SECONDS = 3600.0
+LOOK_SECONDS = 10.0  # for a Redis that nobody needs yet
+POLICY_SECONDS = 60.0  # anybody may change it while Redis runs
 CLOSE_SECONDS = 2.0
 
 T = TypeVar("T")
+
+
+async def _at_once(_generation: str) -> None:
+    pass
 
 
 class Limiter:
@@ -50,6 +57,7 @@ class Limiter:
         counters: Counters,
         spending: Spending,
         *,
+        wait_accounted: Callable[[str], Awaitable[None]] = _at_once,
         grace_seconds: float = GRACE_SECONDS,
         on_state: Callable[[str], None] = lambda why_not: None,
         clock: Callable[[], float] = time.monotonic,
@@ -59,16 +67,20 @@ class Limiter:
         Args:
             counters: in Redis.
             spending: seeds of budgets.
+            wait_accounted: returns once the ledger has what was used before the counters of a
+                generation; raises UnaccountedError if that takes long.
             grace_seconds: how old new counters are before they let somebody in.
             on_state: hears why counters cannot be used, and "" when they can.
             clock: of this process.
         """
         self._counters = counters
         self._spending = spending
+        self._wait_accounted = wait_accounted
         self._grace_seconds = grace_seconds
         self._on_state = on_state
         self._clock = clock
         self._generation: str | None = None
+        self._policy_seconds = -math.inf  # when Redis last had one that counters can live with
         self._holds: dict[str, Hold] = {}  # live
         self._settled: OrderedDict[str, Hold] = OrderedDict()  # of late, the oldest first
         self._unsaid: dict[str, Hold] = {}  # what the counters have not heard
@@ -95,6 +107,7 @@ class Limiter:
 
         Raises:
             CountersError: Redis, or the ledger that seeds it, does not answer.
+            UnaccountedError: that ledger does not have all that was used yet.
         """
         self._needed.set()
         try:
@@ -102,6 +115,8 @@ class Limiter:
                 answer = await self._take(hold)
         except TimeoutError as error:
             raise self._noted(CountersError("opening the counters takes too long")) from error
+        except UnaccountedError:
+            raise  # nothing is wrong with the counters
         except CountersError as error:
             raise self._noted(error) from error.__cause__
         self._note("")
@@ -133,11 +148,32 @@ class Limiter:
         `is_needed`: there are limits; else it begins when it hears of some.
         """
         if not is_needed:
-            await self._needed.wait()
+            await self._wait_needed()
         async with asyncio.TaskGroup() as tasks:
             # Beside the rest: the ledger may take long, and leases are kept each second.
             tasks.create_task(self._settle_lost_forever(), name="settle lost holds")
             await self._say_forever()
+
+    async def _wait_needed(self) -> None:
+        """Wait for the first limit; say meanwhile whether it could be counted."""
+        is_usable = False
+        while not self._needed.is_set():
+            if not is_usable:
+                is_usable = await self._look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if is_usable else LOOK_SECONDS):
+                    await self._needed.wait()
+
+    async def _look(self) -> bool:
+        try:
+            await self._check_generation(is_probe=True)
+            self._note("")
+            return True
+        except CountersError as error:
+            self._noted(error)
+        except Exception:
+            logger.exception("the limits' Redis could not be looked at")
+        return False
 
     async def _settle_lost_forever(self) -> None:
         while True:
@@ -232,6 +268,8 @@ class Limiter:
             if answer.kind == "new":
                 await self._open(hold.organisation)
             elif answer.kind == "seed":
+                # Before it is this request's turn: those behind it would wait as long once more.
+                await self._wait_accounted((await self._counters.generation()).name)
                 await self._seed(hold, answer.scope)
             elif answer.kind == "void":
                 raise CountersError("the request has been given up")
@@ -247,8 +285,8 @@ class Limiter:
         """Learn which counters these are, tell new ones what is held; return their age (ms)."""
         found = await self._counters.generation(is_probe=is_probe)
         name = found.name
-        if name != self._generation:
-            await self._counters.check_policy()
+        if name != self._generation or self._clock() - self._policy_seconds >= POLICY_SECONDS:
+            await self._check_policy()
         if name != self._generation:  # nobody else has found it out meanwhile
             if self._generation is not None:
                 logger.warning("Redis has lost the counters of limits: they are made anew")
@@ -256,6 +294,14 @@ class Limiter:
             for hold in (*self._settled.values(), *self._holds.values()):
                 self._unsaid.setdefault(hold.request_id, hold)
         return found.age_ms
+
+    async def _check_policy(self) -> None:
+        try:
+            await self._counters.check_policy()
+        except CountersError:
+            self._generation = None  # nobody is let in before it is found to be well again
+            raise
+        self._policy_seconds = self._clock()
 
     async def _open(self, organisation: str) -> None:
         async with self._alone(organisation) as is_first:
@@ -266,7 +312,8 @@ class Limiter:
             # Other gateways say what they hold meanwhile.
             left = self._grace_seconds - age_ms / 1000
             await asyncio.sleep(max(0.0, min(left, self._grace_seconds)))
-            assert self._generation is not None, "found above"
+            if self._generation is None:
+                raise CountersError("Redis has become unfit for counters")
             await self._counters.open(organisation, self._generation)
 
     async def _seed(self, hold: Hold, name: str) -> None:
@@ -303,25 +350,34 @@ class Limiter:
             CountersError, TimeoutError, SQLAlchemyError: Redis or the ledger does not answer.
         """
         lost = await self._counters.lost()
+        # Else nobody knows whether what the ledger has not heard of ever began.
+        is_accounted = any(_is_old(hold) for hold in lost) and await self._is_accounted()
         rows = await self._spending.requests(hold.request_id for hold in lost) if lost else {}
         items: dict[str, list[dict[str, Any]]] = {}
         for hold in lost:
-            item = self._item_of_lost(hold, rows.get(hold.request_id))
+            item = self._item_of_lost(hold, rows.get(hold.request_id), is_accounted=is_accounted)
             if item is not None:
                 items.setdefault(hold.organisation, []).append(item)
         for organisation, some in items.items():
             await self._counters.put(organisation, some)
 
-    def _item_of_lost(self, lost: Lost, row: Any) -> dict[str, Any] | None:
+    async def _is_accounted(self) -> bool:
+        try:
+            await self._wait_accounted(self._generation or "")
+        except UnaccountedError:
+            return False
+        return True
+
+    def _item_of_lost(self, lost: Lost, row: Any, *, is_accounted: bool) -> dict[str, Any] | None:
         """Return what the counters should have in its place; None: nobody knows yet."""
         item = {"id": lost.request_id, "status": "settled", "tokens": lost.tokens}
         if row is None:
-            if lost.age_ms < 1000 * NO_END_SECONDS:
+            if not (_is_old(lost) and is_accounted):
                 return None
             return item | {"status": "void", "tokens": 0, "micros": 0}
         if row["closed_unix_seconds"] is not None:
             return item | {"micros": self._spending.cost_of(row)}
-        return item | {"micros": lost.micros} if lost.age_ms >= 1000 * NO_END_SECONDS else None
+        return item | {"micros": lost.micros} if _is_old(lost) else None
 
     def _end(self, hold: Hold, status: Any, used: Amount) -> None:
         self._holds.pop(hold.request_id, None)
@@ -363,6 +419,10 @@ class Limiter:
         else:
             logger.info("limits are counted again")
         self._on_state(problem)
+
+
+def _is_old(lost: Lost) -> bool:
+    return lost.age_ms >= 1000 * NO_END_SECONDS
 
 
 def _by_organisation(holds: Iterable[Hold]) -> list[tuple[str, list[Hold]]]:

@@ -10,6 +10,7 @@ from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limit_scope import LimitScope
+from pagoda_gateway.accounts.limits.accounted import UnaccountedError
 from pagoda_gateway.accounts.limits.counters import CountersError, Excess
 from pagoda_gateway.accounts.limits.hold import Amount, Hold
 from pagoda_gateway.accounts.limits.limiter import Limiter
@@ -115,7 +116,9 @@ class Reservation:
                 return
             self._limits.limiter.give_up(self._hold)
             raise UnavailableError(
-                "the limits of your key cannot be checked now; try again",
+                "what was spent of your budget is not accounted yet; try again"
+                if isinstance(error, UnaccountedError)
+                else "the limits of your key cannot be checked now; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from error
         except asyncio.CancelledError:

@@ -4,11 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.clocks import Now
 from support.limits import hold_of, key_with
 
 from pagoda_gateway.accounts.limits import limiter as module
 from pagoda_gateway.accounts.limits.counters import Answer, CountersError, Generation
-from pagoda_gateway.accounts.limits.limiter import GRACE_SECONDS, Limiter
+from pagoda_gateway.accounts.limits.limiter import GRACE_SECONDS, POLICY_SECONDS, Limiter
 
 
 class Told:
@@ -18,6 +19,8 @@ class Told:
         self.age_ms = 0
         self.is_down = False
         self.is_open = False
+        self.evicts = False
+        self.num_policy_checks = 0
 
     async def generation(self, *, is_probe: bool = False) -> Generation:
         if self.is_down and not is_probe:
@@ -26,7 +29,9 @@ class Told:
         return Generation("1-a", self.age_ms, 0)
 
     async def check_policy(self) -> None:
-        pass
+        self.num_policy_checks += 1
+        if self.evicts:
+            raise CountersError("it evicts")
 
     async def open(self, organisation: str, generation: str) -> None:
         self.is_open = True
@@ -92,6 +97,43 @@ async def test_a_ledger_that_hangs_keeps_no_lease_waiting(monkeypatch: pytest.Mo
     async with asyncio.timeout(60):
         await has_ticked.wait()
     running.cancel()
+
+
+async def test_a_redis_that_cannot_be_used_is_said_before_anybody_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.0)
+    told, said = Told(), asyncio.Queue[str]()
+    told.evicts = True
+    counters: Any = told
+    spending: Any = None
+    limiter = Limiter(counters, spending, on_state=said.put_nowait)
+    running = asyncio.create_task(limiter.run(is_needed=False))
+    async with asyncio.timeout(60):
+        assert await said.get() == "it evicts"
+        told.evicts = False
+        assert await said.get() == ""
+    running.cancel()
+
+
+async def test_a_policy_that_changes_is_found_within_a_minute() -> None:
+    told, now = Told(), Now()
+    told.is_open = True
+    counters: Any = told
+    spending: Any = None
+    limiter = Limiter(counters, spending, clock=now)
+    hold = hold_of("r1", key_with(tenant={"requests_per_minute": 1}))
+    await limiter.tick()
+    told.evicts = True
+    await limiter.tick()
+    assert told.num_policy_checks == 1
+    now.seconds += POLICY_SECONDS
+    with pytest.raises(CountersError):
+        await limiter.tick()
+    with pytest.raises(CountersError, match="it evicts"):
+        await limiter.take(hold)
+    told.evicts = False
+    assert (await limiter.take(hold)).kind == "taken"
 
 
 def _with(sleep: Any) -> Any:
