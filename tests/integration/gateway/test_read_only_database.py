@@ -16,7 +16,7 @@ async def test_answers_come_and_are_not_kept(start: Start, postgres: Postgres) -
     url = postgres.new_database()
     async with start(ledger_url=SecretStr(url)) as running, running.sdk() as client:
         kept = await client.responses.create(**ASKED)
-        postgres.let_read(url)
+        postgres.set_read_only(url, True)
         whole = await running.http.post("/v1/responses", json=ASKED)
         async with client.responses.stream(**ASKED) as stream:
             events = [event async for event in stream]

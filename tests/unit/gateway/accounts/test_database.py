@@ -130,7 +130,7 @@ async def shared(postgres: Postgres) -> AsyncIterator[Database]:
 async def test_a_database_that_only_reads_says_so(postgres: Postgres) -> None:
     url = postgres.new_database()
     async with open_database(url) as database:
-        postgres.let_read(url)
+        postgres.set_read_only(url, True)
         statement = sa.update(ORGANISATIONS).values(label="x")
         with pytest.raises(ReadOnlyError, match="read-only transaction"):
             await database.call(lambda connection: connection.execute(statement))
