@@ -60,7 +60,7 @@ class Ledger:
         """Write nothing, as `apply` writes.
 
         Raises:
-            TimeoutError, SQLAlchemyError: records cannot be written now, or not by this user.
+            OSError, SQLAlchemyError: records cannot be written now, or not by this user.
         """
         nobody = sa.select(USAGE.c.request_id).where(sa.false())
         statements = (

@@ -12,6 +12,7 @@ from support.postgres import Postgres
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.accounts import database as database_module
+from pagoda_gateway.accounts.database import ReadOnlyError
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.errors import NotFoundError
@@ -85,7 +86,7 @@ async def test_a_role_that_may_only_read_is_found_before_it_has_to_write(
             lambda connection: connection.exec_driver_sql(role.format(role=name))
         )
     async with open_ledger(url.replace("postgres@", f"{name}@")) as ledger:
-        with pytest.raises(sa.exc.DBAPIError):
+        with pytest.raises(ReadOnlyError):
             await ledger.check_writable()
 
 
