@@ -5,6 +5,7 @@ Knows llguidance's matchers and tokens. Knows nothing of messages.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ QUICK_SECONDS = 0.02  # what compiles within it may be compiled in the step's th
 GIVE_BACK_SECONDS = 60.0
 REFUEL_TOKENS = 16  # llguidance limits the work for all tokens from one mask to the next
 PROGRESS_TOKENS = 256  # since it was, for it to be compiled once more
+SLOW_SECONDS = 0.2  # what takes up to that may be, too, but seldom
+SLOW_PROGRESS_TOKENS = 2048
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ class GrammarMask:
     ) -> None:
         self._compiler = compiler
         self._vocab_size = vocab_size
-        self._renewed_at = -PROGRESS_TOKENS  # tokens of output; states of its own since then
+        self._renewed_at = -SLOW_PROGRESS_TOKENS  # tokens of output; states of its own since then
         self._looks_ahead = True  # until a limit was reached there
         self._forced: list[int] = []
         self._start(compiled)
@@ -143,7 +146,7 @@ class GrammarMask:
         except GrammarError as error:
             self._compiler.forget(self._compiled)
             num_since = self._num_followed - self._renewed_at
-            if num_since < PROGRESS_TOKENS or self._compiled.seconds > QUICK_SECONDS:
+            if num_since < self._least_progress():
                 why = self._compiled.limit_met() or error  # of a token it says only "no such"
                 raise TokenMaskError(f"the grammar: {why}") from error
         # Masks of others, and of places that this output has passed, have filled the states that
@@ -154,6 +157,13 @@ class GrammarMask:
             return self._answer(output_token_ids, answer)
         except GrammarError as error:
             raise TokenMaskError(f"the grammar: {error}") from error
+
+    def _least_progress(self) -> float:
+        """Return how many tokens there are from one time that it is compiled to the next."""
+        seconds = self._compiled.seconds
+        if seconds <= QUICK_SECONDS:
+            return PROGRESS_TOKENS
+        return SLOW_PROGRESS_TOKENS if seconds <= SLOW_SECONDS else math.inf
 
     def _start(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled

@@ -292,6 +292,24 @@ async def test_what_a_dead_gateway_left_is_adopted_once(tmp_path: Path, own_nats
         assert [folder.name for folder in root.iterdir()] == ["a-bad-one"]
 
 
+async def test_a_folder_that_was_half_deleted_keeps_nobody_waiting(
+    tmp_path: Path, own_nats: Server
+) -> None:
+    folder = tmp_path / "dead"
+    folder.mkdir()
+    (folder / "adopted").touch()  # whoever deleted it ended before this was gone
+    tasks = BackgroundTasks()
+    async with (
+        Bus.connect(settings_for(own_nats, home=tmp_path), name="gateway") as bus,
+        sending(bus, tmp_path, "one", is_sending=False) as (_, outbox),
+        asyncio.timeout(30),
+    ):
+        own = Forwarder(bus, outbox, tmp_path, stream_bytes=1 << 20, timeout_seconds=2)
+        tasks.start(own.adopt_forever())
+        await own.until_sent()
+        await tasks.close()
+
+
 async def test_requests_flow_while_jetstream_is_not_there_at_all(
     tmp_path: Path, own_nats: Server
 ) -> None:

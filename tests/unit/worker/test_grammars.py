@@ -1,7 +1,9 @@
 import asyncio
 import json
+import math
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +160,18 @@ async def test_an_output_goes_on_with_states_of_its_own_while_it_gets_further(
     assert fresh._compiled is not mask._compiled
     with pytest.raises(TokenMaskError, match="the grammar: lexer error: too many states: 8000"):
         go_on(mask, 4000, output)
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(0.0, 64), (0.1, 128), (9.0, math.inf)])
+async def test_what_compiles_slowly_is_compiled_again_seldom(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, seconds: float, least: float
+) -> None:
+    monkeypatch.setattr("pagoda_worker.grammars.PROGRESS_TOKENS", 64)
+    monkeypatch.setattr("pagoda_worker.grammars.SLOW_PROGRESS_TOKENS", 128)
+    mask = await grammars.mask(regex(5))
+    assert isinstance(mask, GrammarMask)
+    mask._compiled = replace(mask._compiled, seconds=seconds)
+    assert mask._least_progress() == least
 
 
 async def test_what_lexers_had_is_given_back_now_and_then(

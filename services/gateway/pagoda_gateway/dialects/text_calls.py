@@ -11,7 +11,8 @@ _MOST_BEGUN = 256  # more is no beginning
 _WHOLE = re.compile(
     r'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\u(?![0-9a-fA-F]{0,3}\Z)|\\[^u])*', re.DOTALL
 )  # but an escape, perhaps, that is cut
-_HIGH = re.compile(r"(\\+)u[dD][89abAB][0-9a-fA-F]{2}\Z")  # half of a sign beyond 16 bits
+_HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")  # half of a sign beyond 16 bits
+_HIGH_CHARS = 6
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _SIGNS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 
@@ -81,12 +82,18 @@ class _CallText:
         if waiting[end : end + 1] == '"':
             self._place = "behind"
         else:
-            half = _HIGH.search(waiting, 0, end)
-            if half and len(half[1]) % 2:  # else it is a backslash that is escaped
-                end = half.end(1) - 1
+            if _ends_with_half(waiting[:end]):
+                end -= _HIGH_CHARS
             self._waiting = waiting[end:]
         text = _ESCAPE.sub(_sign, waiting[:end])
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _ends_with_half(text: str) -> bool:
+    if not _HIGH.fullmatch(text[-_HIGH_CHARS:]):
+        return False
+    escaped = text[: 1 - _HIGH_CHARS]  # with its backslash; after an odd number it is no sign's
+    return (len(escaped) - len(escaped.rstrip("\\"))) % 2 == 1
 
 
 def _sign(escape: re.Match[str]) -> str:

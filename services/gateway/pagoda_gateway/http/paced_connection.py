@@ -7,17 +7,26 @@ HTTP's framing and no routes.
 """
 
 import asyncio
+import re
 from typing import Any
 
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 SLICE_BYTES = 4096  # of heads and of chunks; it ends with the first head that ends in it
 BODY_SLICE_BYTES = 65_536  # of a body whose length is known, which is one piece then
 SLICES_A_TURN = 4
 MAX_PIPELINED = 2  # requests behind the one that is answered; with more no slice is parsed
+HELD_BYTES = (
+    65_536  # unparsed ones; with more nothing is read, and so no end of the connection seen
+)
 MAX_SILENT_BYTES = 65_536  # within a body without any of its data: trailers, or words about chunks
 _HEAD_END = b"\r\n\r\n"
+_CHUNKS_BYTES = 512  # of chunks at least, in which there may be many ends of heads
+# A server may go on without an upgrade, which some clients ask for with each request. The parser
+# may not: behind such a head it finds no body, and takes it for the next request.
+_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_NO_UPGRADE = b"\r\nx-upgrd"
 
 
 class _Flow(FlowControl):
@@ -89,10 +98,12 @@ class PacedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A body begins, which may be empty."""
+        if self.parser.should_upgrade():
+            raise ValueError("a tunnel, or an upgrade whose name was cut in two")
+        super().on_headers_complete()
         self._is_in_head, self._is_in_body = False, True
         lengths = [int(value) for name, value in self.headers if name == b"content-length"]
         self._num_left = lengths[0] if lengths else None
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take data of a body."""
@@ -136,23 +147,35 @@ class PacedConnection(HttpToolsProtocol):
                 break
             begin, self._num_parsed = self._num_parsed, self._slice_end()
             self._parse_slice(self._unparsed[begin : self._num_parsed])
-        if self._has_rest and not self.transport.is_closing():
-            self.flow.is_held = True
+        if self.parser is None or self.transport.is_closing():
+            self._unparsed, self._num_parsed = b"", 0
+            return
+        if not self._has_rest:
+            self._unparsed, self._num_parsed = b"", 0
+        elif self._may_parse:
+            self._schedule()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        """Read on, unless much waits: to be parsed, or for somebody to take it of a body."""
+        self.flow.is_held = len(self._unparsed) - self._num_parsed >= HELD_BYTES
+        if self.flow.is_held:
             self.flow.pause_reading()
-            if self._may_parse:
-                self._schedule()
-        else:
-            self._drop_rest()
+        elif not (self._is_in_body and len(self.cycle.body) > HIGH_WATER_LIMIT):
+            self.flow.resume_reading()
 
     def _slice_end(self) -> int:
         begin = self._num_parsed
         if self._is_in_body and self._num_left:
             return begin + min(self._num_left, BODY_SLICE_BYTES)
-        end = self._unparsed.find(_HEAD_END, begin, begin + SLICE_BYTES)
+        least = _CHUNKS_BYTES if self._is_in_body else 0
+        end = self._unparsed.find(_HEAD_END, begin + least, begin + SLICE_BYTES)
         return end + len(_HEAD_END) if end >= 0 else begin + SLICE_BYTES
 
     def _parse_slice(self, data: bytes) -> None:
         was_in_body, self._has_data = self._is_in_body, False
+        if not was_in_body:
+            data = _UPGRADE.sub(_NO_UPGRADE, data)
         self.parse(data)
         if not (was_in_body and self._is_in_body) or self._has_data:
             self._num_silent_bytes = 0
@@ -167,12 +190,8 @@ class PacedConnection(HttpToolsProtocol):
             self.loop.call_soon(self._parse)
 
     def _drop_rest(self) -> None:
-        """Have nothing unparsed, and read on if that was why nothing was read."""
+        """Have nothing unparsed, and read on: what comes is dropped as well."""
         self._unparsed, self._num_parsed = b"", 0
-        if not self.flow.is_held or self.transport.is_closing():
-            return
         self.flow.is_held = False
-        is_answered = self.cycle is None or self.cycle.response_complete
-        # Else uvicorn has paused it, and reads on when somebody has taken of the body.
-        if not self.pipeline and (is_answered or not self.cycle.body):
+        if not self.transport.is_closing():
             self.flow.resume_reading()

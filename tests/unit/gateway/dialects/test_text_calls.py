@@ -1,6 +1,7 @@
 """Tools that take a text: what a call's arguments are read as, cut anywhere."""
 
 import json
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -83,3 +84,11 @@ def test_a_text_that_is_cut_has_what_is_there() -> None:
     assert text_of([written[: begun + 4]]) == "a\n"
     assert text_of([written[: begun + 2]]) == "a"
     assert text_of([written[:begun]]) == ""
+
+
+def test_a_text_of_backslashes_takes_no_time() -> None:
+    begun = '<tool_call>\n{"name": "patch", "arguments": {"input": "'
+    started = time.process_time()
+    assert text_of([begun + "\\" * 400_000]) == "\\" * 200_000
+    assert text_of([begun + "\\" * 401 + "ud83d", "\\ude00"]) == "\\" * 200 + "😀"
+    assert time.process_time() - started < 2  # it took minutes

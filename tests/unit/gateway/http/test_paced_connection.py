@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.paced_connection import (
     MAX_PIPELINED,
     MAX_SILENT_BYTES,
@@ -215,3 +216,75 @@ async def test_a_client_that_leaves_with_much_unparsed_leaves_nothing(reads: boo
         writer.write(GET)
         assert await answer(other) == digest(b"")
         writer.close()
+
+
+@pytest.mark.parametrize("num_bytes", [10, 20_000, 70_000, 300_000, 5_000_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("behind", [b"", GET * 6])
+async def test_a_client_that_leaves_is_noticed(
+    num_bytes: int, is_chunked: bool, behind: bytes
+) -> None:
+    body, left = b"x" * num_bytes, asyncio.Event()
+
+    async def answer_never(scope: Scope, receive: Receive, _send: Send) -> None:
+        assert len(await Request(scope, receive).body()) == num_bytes
+        pipe = BodyPipe.of(scope)
+        assert pipe is not None
+        pipe.on_loss(left.set)
+        read.set()
+        await left.wait()
+
+    read, listener = asyncio.Event(), listen("127.0.0.1", 0)
+    async with http_server(answer_never, listener), asyncio.timeout(30):
+        _, writer = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
+        if is_chunked:
+            writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (num_bytes, body) + behind)
+        else:
+            head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n"
+            writer.write(head.encode() + body + behind)
+        await read.wait()
+        writer.close()
+        await left.wait()
+
+
+@pytest.mark.parametrize("is_in_one", [False, True])
+async def test_an_upgrade_is_not_made_and_the_body_is_read(is_in_one: bool) -> None:
+    head = (
+        b"POST / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nHost: x\r\n"
+        b"HTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n" % len(GET)
+    )
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head + GET if is_in_one else head)
+        if not is_in_one:
+            await writer.drain()
+            writer.write(GET)
+        writer.write(GET)
+        assert await answer(reader) == digest(GET)
+        assert await answer(reader) == digest(b"")
+        writer.close()
+    assert len(server.headers) == 2
+
+
+@pytest.mark.parametrize("bad", [b"GET http://[x/", b"GET http://x:999999/", b"CONNECT x:1"])
+async def test_a_bad_request_behind_a_good_one_is_answered(bad: bytes) -> None:
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET)
+        assert await answer(reader) == digest(b"")
+        writer.write(bad + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
+async def test_ends_of_heads_within_chunks_do_not_cut_them_small(parsed: Counter[str]) -> None:
+    body = b"\r\n\r\n" * 100_000
+    async with serving() as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+        assert await answer(reader) == digest(body)
+        writer.close()
+    assert parsed["all"] < len(body) / 250

@@ -82,6 +82,8 @@ def test_a_choice_names_one(choice: dict[str, Any]) -> None:
         (custom(format="text"), "tools[0].custom.format"),
         (custom(format={"type": "grammar"}), "tools[0].custom.format"),
         (custom(format=grammar("gbnf", "x")), "tools[0].custom.format"),
+        (custom(format=grammar("regex", "a)|(b")), "tools[0].custom.format"),
+        (custom(format=grammar("regex", r"(a\)")), "tools[0].custom.format"),
         (custom(format=grammar("lark", 5)), "tools[0].custom.format"),  # type: ignore[arg-type]
         (custom(format={"type": "grammar", "syntax": "lark", "definition": ""}),
          "tools[0].custom.format"),
@@ -93,6 +95,11 @@ def test_what_is_wrong_with_one(tool: dict[str, Any], param: str) -> None:
         tool_use([tool], None, None)
     assert caught.value.param == param
     assert f"'{param}'" in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [r"\(", "[()]", "(a(b))", r"[\])]", "[^])]", ""])
+def test_brackets_that_are_no_groups(pattern: str) -> None:
+    assert tool_use([custom(format=grammar("regex", pattern))], None, None).is_strict
 
 
 def test_all_names_are_those_of_one_tool() -> None:

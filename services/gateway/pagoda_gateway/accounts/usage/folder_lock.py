@@ -51,6 +51,11 @@ class FolderLock:
         os.close(file)
         return None
 
+    @staticmethod
+    def is_left(folder: Path) -> bool:
+        """Return whether a folder is what `delete` has left: its process ended within."""
+        return not (folder / _LOCK).exists()
+
     def release(self, *, delete: bool) -> None:
         """Let go, and delete the folder while it is held if nothing of it is needed."""
         if delete:

@@ -130,8 +130,8 @@ class Forwarder:
                 lock = await asyncio.to_thread(FolderLock.take, folder)
                 if lock is not None:
                     await self._adopt(lock)
-                elif await asyncio.to_thread((folder / _ADOPTED).exists):
-                    is_all = False  # another gateway sends it
+                elif await asyncio.to_thread(_is_being_sent, folder):
+                    is_all = False
             except OSError as error:
                 logger.error("the outbox %s of a dead gateway: %s", folder.name, error)
                 is_all = False
@@ -241,3 +241,8 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
+
+
+def _is_being_sent(folder: Path) -> bool:
+    """Return whether another gateway sends what is in the folder of a dead one."""
+    return (folder / _ADOPTED).exists() and not FolderLock.is_left(folder)

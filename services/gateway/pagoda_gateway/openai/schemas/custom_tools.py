@@ -5,6 +5,7 @@ says which texts there may be, and a model writes a text within JSON, where quot
 escaped; a regular expression is enforced as the text's pattern.
 """
 
+import re
 from typing import Any
 
 INPUT = "input"
@@ -54,6 +55,10 @@ def faults(custom: dict[str, Any]) -> list[tuple[str, Any, str]]:
     match form:
         case None | {"type": "text"}:
             pass
+        case {"type": "grammar", "grammar": {"syntax": "regex", "definition": str(pattern)}} if (
+            not _is_whole(pattern)
+        ):
+            found.append(("format", form, "a regular expression with a bracket for each"))
         case {"type": "grammar", "grammar": {"syntax": syntax, "definition": str()}} if (
             syntax in SYNTAXES
         ):
@@ -62,6 +67,19 @@ def faults(custom: dict[str, Any]) -> list[tuple[str, Any, str]]:
             must_be = '{"type": "text"} or {"type": "grammar", "grammar": {"syntax": "lark" or '
             found.append(("format", form, must_be + '"regex", "definition": "..."}}'))
     return found
+
+
+_SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
+
+
+def _is_whole(pattern: str) -> bool:
+    """Return whether each bracket has its own: `a)|(b` would end the group that it is put in."""
+    depth = 0
+    for sign in _SIGNS.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(sign[0], 0)
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _grammar(custom: dict[str, Any]) -> dict[str, Any] | None:
