@@ -17,9 +17,7 @@ SLICE_BYTES = 4096  # of heads and of chunks; it ends with the first head that e
 BODY_SLICE_BYTES = 65_536  # of a body whose length is known, which is one piece then
 SLICES_A_TURN = 4
 MAX_PIPELINED = 2  # requests behind the one that is answered; with more no slice is parsed
-HELD_BYTES = (
-    65_536  # unparsed ones; with more nothing is read, and so no end of the connection seen
-)
+HELD_BYTES = 65_536  # unparsed; with more nothing is read, and so no end of the connection seen
 MAX_SILENT_BYTES = 65_536  # within a body without any of its data: trailers, or words about chunks
 _HEAD_END = b"\r\n\r\n"
 _CHUNKS_BYTES = 512  # of chunks at least, in which there may be many ends of heads

@@ -1,5 +1,6 @@
 """Tools of free text: what they are offered as, and what is wrong with them."""
 
+import time
 from typing import Any
 
 import pytest
@@ -100,6 +101,12 @@ def test_what_is_wrong_with_one(tool: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("pattern", [r"\(", "[()]", "(a(b))", r"[\])]", "[^])]", ""])
 def test_brackets_that_are_no_groups(pattern: str) -> None:
     assert tool_use([custom(format=grammar("regex", pattern))], None, None).is_strict
+
+
+def test_brackets_without_end_take_no_time() -> None:
+    started = time.process_time()
+    tool_use([custom(format=grammar("regex", "[" * 1_000_000))], None, None)
+    assert time.process_time() - started < 2  # each looked for its end
 
 
 def test_all_names_are_those_of_one_tool() -> None:

@@ -69,7 +69,7 @@ def faults(custom: dict[str, Any]) -> list[tuple[str, Any, str]]:
     return found
 
 
-_SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()]", re.DOTALL)
+_SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|[()]", re.DOTALL)
 
 
 def _is_whole(pattern: str) -> bool:
