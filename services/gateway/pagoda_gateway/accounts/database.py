@@ -46,6 +46,18 @@ class ReadOnlyError(OSError):
     """The database answers, and takes no writes: as a standby does, or from a role that may not."""
 
 
+_FULL = ("disk is full", "No space left on device")  # SQLite's words, and PostgreSQL's
+
+
+def refusal(error: Exception) -> str:
+    """Return what one of NOT_ANSWERING says of the database, such as "does not answer"."""
+    if isinstance(error, ReadOnlyError):
+        return f"takes no writes: {error}"
+    if any(text in str(error) for text in _FULL):
+        return "takes nothing: its disk is full"
+    return "does not answer"
+
+
 # What PostgreSQL's client library is told unless the URL says otherwise. A server that works ends
 # a statement before the call that waits for it is over; one whose host is dead is noticed while
 # something is being sent to it. Neither helps where the host is well and the server process or a

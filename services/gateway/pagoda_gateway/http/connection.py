@@ -187,10 +187,13 @@ class LimitedConnection(PacedConnection):
     def _refuse(self, reason: _Refusal) -> None:
         """Answer and close; within another answer's bytes nothing can be said."""
         current = self._current
-        is_answered = current is not None and current.response_complete and self._is_in_body
-        if not is_answered and (
-            current is None or current.response_complete or not current.response_started
-        ):
+        # One that is complete was the last request's, unless this is still that one's body.
+        has_begun = (
+            current is not None
+            and current.response_started
+            and (self._is_in_body or not current.response_complete)
+        )
+        if not has_begun:
             self.transport.write(_answer(*reason))
         self.transport.close()
 

@@ -100,8 +100,8 @@ class PacedConnection(HttpToolsProtocol):
             raise ValueError("a tunnel, or an upgrade whose name was cut in two")
         super().on_headers_complete()
         self._is_in_head, self._is_in_body = False, True
-        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
-        self._num_left = lengths[0] if lengths else None
+        lengths = (int(value) for name, value in self.headers if name == b"content-length")
+        self._num_left = next(lengths, None)
 
     def on_body(self, body: bytes) -> None:
         """Take data of a body."""

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import orjson
 import sqlalchemy as sa
 
-from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable
+from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable, refusal
 from pagoda_gateway.errors import StorageFullError, UnavailableError
+from pagoda_gateway.json_limits import off_loop
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
 from pagoda_gateway.responses.kept import Kept, ResponseStore, Value
 
 logger = logging.getLogger(__name__)
 
 ENTRY_BYTES = 512  # of a value beside its text
-INLINE_BYTES = 1 << 18  # more is read off the event loop
 RETRY_AFTER_SECONDS = 2.0
 _ROWS_AT_ONCE = 64
 
@@ -165,9 +165,7 @@ class DatabaseResponseStore(ResponseStore):
         if row is None:
             return None
         text = row["value"]
-        if len(text) <= INLINE_BYTES:
-            return Kept(orjson.loads(text), row["gateway_id"])
-        return Kept(await asyncio.to_thread(orjson.loads, text), row["gateway_id"])
+        return Kept(await off_loop(len(text), partial(orjson.loads, text)), row["gateway_id"])
 
     async def delete(self, tenant: str, object_id: str) -> bool:
         """See `ResponseStore`."""
@@ -284,6 +282,6 @@ def _answering() -> Iterator[None]:
     except NOT_ANSWERING as error:
         logger.warning("kept responses: %r", error)
         raise UnavailableError(
-            "the database of responses does not answer; try again",
+            f"the database of responses {refusal(error)}; try again",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         ) from error

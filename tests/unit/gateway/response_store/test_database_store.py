@@ -1,19 +1,20 @@
 """What is kept of responses: for how long, how much, whose, and by which gateway."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
 import sqlalchemy as sa
 from support.clocks import Now
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
-from pagoda_gateway.response_store import database_store
+from pagoda_gateway.json_limits import INLINE_BYTES
 from pagoda_gateway.response_store.database_store import (
     ENTRY_BYTES,
-    INLINE_BYTES,
     DatabaseResponseStore,
 )
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
@@ -226,18 +227,20 @@ async def test_what_is_large_is_read_in_another_thread(
 ) -> None:
     store = store_of(database, now, max_bytes=INLINE_BYTES * 2)
     read_in = []
+    loads = orjson.loads
 
-    async def to_thread(work: Callable[[bytes], Any], text: bytes) -> Any:
-        read_in.append(len(text))
-        return work(text)
+    def watched(text: bytes) -> Any:
+        read_in.append((len(text), threading.current_thread() is threading.main_thread()))
+        return loads(text)
 
-    monkeypatch.setattr(database_store.asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(orjson, "loads", watched)
     large = {"n": "x" * INLINE_BYTES}
     await store.put("a", "x", VALUE)
     await store.put("a", "y", large)
     assert await store.get("a", "x") == Kept(VALUE, None)
     assert await store.get("a", "y") == Kept(large, None)
-    assert read_in == [INLINE_BYTES + len(b'{"n":""}')]
+    sizes = (len(b'{"n":1}'), INLINE_BYTES + len(b'{"n":""}'))
+    assert read_in == [(sizes[0], True), (sizes[1], False)]
 
 
 async def test_ids_that_no_response_has_are_not_found(database: Database, now: Now) -> None:

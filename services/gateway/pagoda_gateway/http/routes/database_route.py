@@ -8,13 +8,12 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from pagoda_gateway.accounts.database import NOT_ANSWERING, ReadOnlyError
+from pagoda_gateway.accounts.database import NOT_ANSWERING, refusal
 from pagoda_gateway.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 2.0
-_FULL = ("disk is full", "No space left on device")  # SQLite's words, and PostgreSQL's
 
 
 class DatabaseRoute(APIRoute):
@@ -42,11 +41,7 @@ def database_answers(request: Request) -> Iterator[None]:
         yield
     except NOT_ANSWERING as error:
         logger.warning("%s %s: %r", request.method, request.url.path, error)
-        why = "does not answer"
-        if isinstance(error, ReadOnlyError):
-            why = f"takes no writes: {error}"
-        elif any(text in str(error) for text in _FULL):
-            why = "takes nothing: its disk is full"
         raise UnavailableError(
-            f"the database of accounts {why}; try again", retry_after_seconds=RETRY_AFTER_SECONDS
+            f"the database of accounts {refusal(error)}; try again",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
         ) from error

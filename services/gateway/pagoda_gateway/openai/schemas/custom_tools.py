@@ -17,18 +17,13 @@ _TEXT = (str, type(None))
 
 def function_of(custom: dict[str, Any]) -> dict[str, Any]:
     """Return the function that a tool's checked `custom` is offered as."""
-    function = {"name": custom["name"], "parameters": _parameters(_grammar(custom))}
+    grammar = _grammar(custom)
+    function = {"name": custom["name"], "parameters": _parameters(grammar)}
     if custom.get("description") is not None:
         function["description"] = custom["description"]
-    if is_pattern(custom):
+    if grammar is not None and grammar["syntax"] != LARK:
         function["strict"] = True
     return function
-
-
-def is_pattern(custom: dict[str, Any]) -> bool:
-    """Return whether a checked tool's texts are held to a regular expression."""
-    grammar = _grammar(custom)
-    return grammar is not None and grammar["syntax"] != LARK
 
 
 def is_free(custom: dict[str, Any]) -> bool:

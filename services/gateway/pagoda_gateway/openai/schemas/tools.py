@@ -86,14 +86,17 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
 
 def function_tool(name: str, **fields: Any) -> dict[str, Any]:
     """Return a tool as `tools` has it; `fields` of the function that are None are left out."""
-    known = {key: value for key, value in fields.items() if value is not None}
-    return {"type": "function", "function": {"name": name, **known}}
+    return _tool("function", name, fields)
 
 
 def custom_tool(name: str, **fields: Any) -> dict[str, Any]:
     """Return a tool of free text as `tools` has it; `fields` that are None are left out."""
+    return _tool(CUSTOM, name, fields)
+
+
+def _tool(kind: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in fields.items() if value is not None}
-    return {"type": CUSTOM, CUSTOM: {"name": name, **known}}
+    return {"type": kind, kind: {"name": name, **known}}
 
 
 def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
