@@ -182,6 +182,7 @@ async def running_gateway(
     async with (
         Bus.connect(common, name="gateway") as gateway_bus,
         running_router(router),
+        running_worker(worker),
         running_applier(common, gateway_settings) if has_applier else contextlib.nullcontext(),
         open_gateway(
             common=common,
@@ -194,7 +195,6 @@ async def running_gateway(
         batches_in_background(gateway, app := make_app(gateway)),
         http_server(app, listener),
         httpx.AsyncClient(base_url=url, headers=headers, timeout=60, verify=False) as http,
-        running_worker(worker),
     ):
         await router.heartbeat.publish_now()  # not to wait for the next: /readyz says no until it
         await heard_of(gateway.directory, router.router_id)

@@ -63,6 +63,7 @@ from pagoda_runtime.messaging.bus import Bus, Subscription
 from pagoda_runtime.needed import needed, needed_folder
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import (
+    EXPIRY_SECONDS,
     SLOW_HEARTBEAT_SECONDS,
     Heartbeat,
     WorkerDirectory,
@@ -145,6 +146,9 @@ async def open_gateway(
     gateway_id: str,
 ) -> AsyncIterator[Gateway]:
     """Yield a gateway that receives frames and heartbeats and writes usage records.
+
+    It is yielded once it has heard of a decode worker with its own model, or of none for as long as
+    one that lives may say nothing.
 
     It is ready while a router and a decode worker with its own model are alive. While it is open,
     workers keep its sequences.
@@ -294,6 +298,10 @@ async def open_gateway(
             health.set_ready("limits", True)
             tasks.start(limiter.run(is_needed=has_tiers), name="limits")
             health.set_ready("gateway", True)
+            # Started anew it has clients that wait: none is to hear that nobody serves its model.
+            await catalog.changes_until(
+                lambda entries: common.served_model_name in entries, EXPIRY_SECONDS
+            )
             yield gateway
 
 
