@@ -39,6 +39,7 @@ from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.catalog import Catalog
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.embeddings.endpoint import EmbeddingProcessor, EmbeddingsEndpoint
+from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.model_text import ModelText, load_texts
 from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
@@ -114,6 +115,7 @@ class Gateway:
     batches: BatchStore
     admission: Admission
     bodies: BodyBudget
+    large_bodies: LargeBodies
     policies: Policies
     response_cache: ResponseCache
 
@@ -157,7 +159,7 @@ async def open_gateway(
         ModelFolderError: a model's text files cannot be used.
         SafetyFileError: the policy file cannot be used.
     """
-    grammar_threads = GrammarThreads()
+    grammar_threads, large_bodies = GrammarThreads(), LargeBodies()
     texts = await load_texts(
         common.served_model_name,
         model_folder,
@@ -227,6 +229,7 @@ async def open_gateway(
                 chats,
                 DatabaseResponseStore(
                     database,
+                    large_bodies,
                     gateway_id=gateway_id,
                     max_bytes=settings.response_store_bytes,
                     keep_seconds=settings.response_store_seconds,
@@ -261,11 +264,13 @@ async def open_gateway(
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),
             bodies=BodyBudget(settings.body_budget_bytes),
+            large_bodies=large_bodies,
             policies=policies,
             response_cache=ResponseCache(settings.response_cache_bytes),
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(grammar_threads.close)
+            stack.callback(large_bodies.close)
             stack.push_async_callback(gateway.responses.background.close)
             for subscription in (
                 await frames.subscribe(bus, gateway_id),

@@ -1,16 +1,11 @@
 """How much structure a body may have, counted on its bytes before anything is built from them.
 
 Eight megabytes of text are one object; eight megabytes of `[0],` are two million, and minutes of
-work for whoever looks at each. Owns the thread that large bodies are read in, too. Knows JSON's
-bytes only.
+work for whoever looks at each. Knows JSON's bytes only.
 """
 
-import asyncio
 import codecs
-from collections.abc import Callable, Sized
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sized
 
 import numpy as np
 
@@ -21,13 +16,9 @@ MAX_CONTAINERS = 65_536  # objects and arrays
 MAX_VALUES = 1_200_000  # a million token ids, and the rest
 MAX_MEMBERS = 1024  # of the body itself: no schema here has so many fields
 _FEW_VALUES = 65_536  # fewer are parsed sooner than counted
-INLINE_BYTES = 1 << 18  # a body above this size is read off the event loop
 
 _MEMBERS = "has {} members at its top"
 _OPENING, _CLOSING = b"[{", b"]}"
-_LARGE_BODIES = ThreadPoolExecutor(1, thread_name_prefix="large-bodies")
-
-T = TypeVar("T")
 
 
 def json_problem(raw: bytes, error: ValueError) -> str:
@@ -44,18 +35,7 @@ def json_problem(raw: bytes, error: ValueError) -> str:
     return shorten(str(error))
 
 
-async def off_loop(num_bytes: int, work: Callable[[], T]) -> T:
-    """Return what `work` makes of a body; of a large one in a thread: others have their turn.
-
-    One thread has them all: parsers let go of the interpreter only at their end, and the event
-    loop would wait for each that is there at once.
-    """
-    if num_bytes <= INLINE_BYTES:
-        return work()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, work)
-
-
-async def check_structure(raw: bytes) -> None:
+def check_structure(raw: bytes) -> None:
     """Refuse JSON that is nested too deep, or has too many values, or too many at its top.
 
     Raises:
@@ -64,7 +44,7 @@ async def check_structure(raw: bytes) -> None:
     num_brackets = raw.count(b"[") + raw.count(b"{")
     if num_brackets <= MAX_DEPTH and raw.count(b",") <= _FEW_VALUES:
         return  # whatever of it is inside strings
-    counts = await off_loop(len(raw), partial(count_structure, raw))
+    counts = count_structure(raw)
     limits = (MAX_DEPTH, MAX_CONTAINERS, MAX_VALUES, MAX_MEMBERS)
     names = ("is nested {} deep", "has {} objects and arrays", "has {} values", _MEMBERS)
     for count, limit, name in zip(counts, limits, names, strict=True):

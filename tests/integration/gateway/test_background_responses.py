@@ -225,8 +225,8 @@ async def test_what_another_gateway_runs_is_found_with_what_was_asked(
         response_id = f"resp_runs{outcome}"
         response = first.model_dump() | {"id": response_id}
         gone = DatabaseResponseStore(
-            running.gateway.ledger.database, gateway_id="gateway-gone", max_bytes=1 << 20,
-            keep_seconds=60, run_seconds=60,
+            running.gateway.ledger.database, running.gateway.large_bodies,
+            gateway_id="gateway-gone", max_bytes=1 << 20, keep_seconds=60, run_seconds=60,
         )  # fmt: skip
         value = {"response": response, "items": []}
         assert await gone.put("default", response_id, value, is_running=True)

@@ -12,7 +12,7 @@ from support.running_gateway import API_KEY, CHAT, Running, Start
 from pagoda_gateway.http import body, connection
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.middleware import OPEN_PATHS
-from pagoda_gateway.json_limits import INLINE_BYTES
+from pagoda_gateway.large_bodies import INLINE_BYTES
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
 from pagoda_runtime.telemetry.metrics import REGISTRY
 

@@ -62,22 +62,22 @@ def test_counts_as_a_reader_would(seed: int) -> None:
         (b'{"a":[1,2],' + b'"b":1,' * 70_000 + b'"c":1}', "70002 members at its top"),
     ],
 )
-async def test_too_much_is_refused(raw: bytes, named: str) -> None:
+def test_too_much_is_refused(raw: bytes, named: str) -> None:
     with pytest.raises(InvalidRequestError, match=named):
-        await check_structure(raw)
+        check_structure(raw)
 
 
-async def test_many_values_below_the_top_are_none_of_its_members() -> None:
-    await check_structure(orjson.dumps({"prompt": [0] * 1_000_000, "logit_bias": {}}))
+def test_many_values_below_the_top_are_none_of_its_members() -> None:
+    check_structure(orjson.dumps({"prompt": [0] * 1_000_000, "logit_bias": {}}))
 
 
-async def test_brackets_in_text_are_text() -> None:
-    await check_structure(orjson.dumps({"content": '[{,"\\' * 500_000}))
+def test_brackets_in_text_are_text() -> None:
+    check_structure(orjson.dumps({"content": '[{,"\\' * 500_000}))
 
 
-async def test_small_bodies_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_bodies_are_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_limits, "count_structure", None)
-    await check_structure(b'{"messages":[{"role":"user","content":"hello"}]}')
+    check_structure(b'{"messages":[{"role":"user","content":"hello"}]}')
 
 
 @pytest.mark.parametrize(

@@ -99,11 +99,10 @@ def _error(
 
 async def _parse(text: bytes) -> dict[str, Any]:
     try:
-        await check_structure(text)
         if len(text) <= _INLINE_BYTES:
-            value = orjson.loads(text)
+            value = _loads(text)
         else:
-            value = await asyncio.to_thread(orjson.loads, text)
+            value = await asyncio.to_thread(_loads, text)
     except orjson.JSONDecodeError as error:
         message = f"this line is not valid JSON: {json_problem(text, error)}"
         raise _LineError("invalid_json_line", message) from None
@@ -114,6 +113,11 @@ async def _parse(text: bytes) -> dict[str, Any]:
             "invalid_json_line", f"this line must be a JSON object, not {shorten(value)}"
         )
     return value
+
+
+def _loads(text: bytes) -> Any:
+    check_structure(text)
+    return orjson.loads(text)
 
 
 def _check_custom_id(value: dict[str, Any], number: int, seen: dict[bytes, int]) -> None:

@@ -21,10 +21,11 @@ from pagoda_gateway.errors import (
     shorten,
 )
 from pagoda_gateway.http.body_reader import BodyReader, check_encoding
+from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.further_problems import with_further
 from pagoda_gateway.http.ignored_fields import note_ignored
 from pagoda_gateway.http.request_head import header
-from pagoda_gateway.json_limits import check_members, check_structure, json_problem, off_loop
+from pagoda_gateway.json_limits import check_members, check_structure, json_problem
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -49,7 +50,8 @@ async def read_body(
     with reader.held() as held:
         value = await read_object(request, reader, held)
         note_ignored(request.scope, value, schema)
-        body = await off_loop(held.num_bytes, partial(validated, value, schema, limits))
+        tenant, validate = caller_of(request).tenant, partial(validated, value, schema, limits)
+        body = await reader.large.read(tenant, held.num_bytes, validate)
         del value
         yield body
 
@@ -69,16 +71,17 @@ async def read_object(request: Request, reader: BodyReader, held: HeldBytes) -> 
         )
     check_encoding(request)
     raw = await reader.read(request, held)
-    await check_structure(raw)
-    return await off_loop(len(raw), partial(parse_object, raw))
+    tenant = caller_of(request).tenant
+    return await reader.large.read(tenant, len(raw), partial(parse_object, raw))
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
     """Return JSON text as an object.
 
     Raises:
-        InvalidRequestError: it is none, or has too many members.
+        InvalidRequestError: it is none, or there is too much in it.
     """
+    check_structure(raw)
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -1,6 +1,6 @@
 """The bytes of request bodies: how many each may have, and how long it may take.
 
-All share one budget of bytes. Knows nothing of what is in them.
+All share one budget of bytes, and a thread for what is large. Knows nothing of what is in them.
 """
 
 import asyncio
@@ -13,23 +13,32 @@ from pagoda_gateway.errors import BodyTooLargeError, MediaTypeError, SlowBodyErr
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body_pipe import has_whole_body
 from pagoda_gateway.http.request_head import header
+from pagoda_gateway.large_bodies import LargeBodies
 
 MIN_BYTES_PER_SECOND = 65_536
 MAX_DISCARDED_BYTES = 64 << 20
 
 
 class BodyReader:
-    """Reads bodies within limits of size, time and the sum of all of them."""
+    """Reads bodies within limits of size, time and the sum of all of them.
 
-    def __init__(self, budget: BodyBudget, *, max_bytes: int, timeout_seconds: float) -> None:
+    Attributes:
+        large: where something is made of those that are large.
+    """
+
+    def __init__(
+        self, budget: BodyBudget, large: LargeBodies, *, max_bytes: int, timeout_seconds: float
+    ) -> None:
         """Set the limits.
 
         Args:
             budget: of all bodies that are being read or worked on.
+            large: see the class.
             max_bytes: of one body.
             timeout_seconds: a body may take so long, and a second more for each 64 KiB that came.
         """
         self._budget = budget
+        self.large = large
         self._max_bytes = max_bytes
         self._timeout_seconds = timeout_seconds
 
@@ -39,6 +48,7 @@ class BodyReader:
         settings = gateway.settings
         return cls(
             gateway.bodies,
+            gateway.large_bodies,
             max_bytes=settings.max_body_bytes,
             timeout_seconds=settings.body_timeout_seconds,
         )

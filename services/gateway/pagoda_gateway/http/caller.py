@@ -43,6 +43,11 @@ class Caller:
         assert self.api_key is not None, "the middleware lets nobody here without a key"
         return self.api_key
 
+    @property
+    def tenant(self) -> str:
+        """Whose key it is; empty if a route needs none, or the administration's."""
+        return self.api_key.tenant if self.api_key else ""
+
     def enter(self, scope: Scope) -> None:
         """Make the caller known to the request's route."""
         scope[_SCOPE_NAME] = self

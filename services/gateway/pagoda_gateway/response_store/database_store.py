@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable, refusal
 from pagoda_gateway.errors import StorageFullError, UnavailableError
-from pagoda_gateway.json_limits import off_loop
+from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
 from pagoda_gateway.responses.kept import Kept, ResponseStore, Value
 
@@ -42,6 +42,7 @@ class DatabaseResponseStore(ResponseStore):
     def __init__(
         self,
         database: Database,
+        large: LargeBodies,
         *,
         gateway_id: str,
         max_bytes: int,
@@ -53,6 +54,7 @@ class DatabaseResponseStore(ResponseStore):
 
         Args:
             database: of all replicas.
+            large: where what is large is read.
             gateway_id: ours.
             max_bytes: of all; beyond, the tenant that holds most loses its oldest.
             keep_seconds: nothing is found longer than this after its end.
@@ -60,6 +62,7 @@ class DatabaseResponseStore(ResponseStore):
             clock: unix seconds.
         """
         self._database = database
+        self._large = large
         self._gateway_id = gateway_id
         self._max_bytes = max_bytes
         self._keep_seconds = keep_seconds
@@ -165,7 +168,8 @@ class DatabaseResponseStore(ResponseStore):
         if row is None:
             return None
         text = row["value"]
-        return Kept(await off_loop(len(text), partial(orjson.loads, text)), row["gateway_id"])
+        value = await self._large.read(tenant, len(text), partial(orjson.loads, text))
+        return Kept(value, row["gateway_id"])
 
     async def delete(self, tenant: str, object_id: str) -> bool:
         """See `ResponseStore`."""

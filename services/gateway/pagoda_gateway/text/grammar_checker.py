@@ -15,7 +15,7 @@ import orjson
 from pagoda_gateway.errors import InvalidRequestError, UnavailableError, UnfollowableError
 from pagoda_gateway.text.grammars import Rules
 from pagoda_gateway.text.schemas.faults import fault_of
-from pagoda_gateway.text.turns import Turns
+from pagoda_gateway.turns import Turns
 from pagoda_runtime.errors import GrammarError
 from pagoda_runtime.grammar import GrammarCompiler
 

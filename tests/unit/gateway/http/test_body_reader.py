@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from pagoda_gateway.body_budget import BodyBudget
 from pagoda_gateway.errors import BodyTooLargeError, SlowBodyError, UnavailableError
 from pagoda_gateway.http.body_reader import BodyReader
+from pagoda_gateway.large_bodies import LargeBodies
 
 
 def request(*messages: Any, headers: dict[str, str] | None = None) -> Request:
@@ -34,8 +35,9 @@ def reader(
     bodies: BodyBudget | None = None, *, max_bytes: int = 100, timeout_seconds: float = 5.0
 ) -> BodyReader:
     return BodyReader(
-        bodies or BodyBudget(150), max_bytes=max_bytes, timeout_seconds=timeout_seconds
-    )
+        bodies or BodyBudget(150), LargeBodies(), max_bytes=max_bytes,
+        timeout_seconds=timeout_seconds,
+    )  # fmt: skip
 
 
 @contextlib.asynccontextmanager

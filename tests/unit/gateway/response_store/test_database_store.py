@@ -12,7 +12,7 @@ from support.clocks import Now
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
-from pagoda_gateway.json_limits import INLINE_BYTES
+from pagoda_gateway.large_bodies import INLINE_BYTES, LargeBodies
 from pagoda_gateway.response_store.database_store import (
     ENTRY_BYTES,
     DatabaseResponseStore,
@@ -33,8 +33,8 @@ def store_of(
     database: Database, now: Now, gateway_id: str = "gateway-1", max_bytes: int = 100 * SIZE
 ) -> ResponseStore:
     return DatabaseResponseStore(
-        database, gateway_id=gateway_id, max_bytes=max_bytes, keep_seconds=10.0, run_seconds=60.0,
-        clock=now,
+        database, LargeBodies(), gateway_id=gateway_id, max_bytes=max_bytes,
+        keep_seconds=10.0, run_seconds=60.0, clock=now,
     )  # fmt: skip
 
 

@@ -34,7 +34,6 @@ from pagoda_gateway.http.generation.response import GenerationResponse
 from pagoda_gateway.http.ignored_fields import note_ignored, note_loose
 from pagoda_gateway.http.limit_headers import note_limits
 from pagoda_gateway.http.request_head import timeout_of
-from pagoda_gateway.json_limits import off_loop
 from pagoda_gateway.openai.endpoint import Endpoint, Sent, Translated
 from pagoda_gateway.openai.request_processor import Body, ProcessedRequest
 from pagoda_gateway.openai.schemas.base import MAX_PRIORITY
@@ -145,7 +144,8 @@ class GenerationHandler(Generic[Sent, Body]):
         """Return what a client has sent, in so many bytes, as the processors take it."""
         schema = self._endpoint.schema
         note_ignored(scope, value, schema)
-        sent = await off_loop(num_bytes, partial(validated, value, schema, self._limits))
+        validate = partial(validated, value, schema, self._limits)
+        sent = await self._bodies.large.read(tenant, num_bytes, validate)
         translated = await self._endpoint.translate(sent, tenant)
         note_loose(scope, translated.left_out)
         return translated

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from support.seeds import seed_of_tests
 
-from pagoda_gateway.text.turns import Turns
+from pagoda_gateway.turns import Turns
 
 
 class Work:
