@@ -157,9 +157,10 @@ class PacedConnection(HttpToolsProtocol):
     def _read_or_not(self) -> None:
         """Read on, unless much waits: to be parsed, or for somebody to take it of a body."""
         self.flow.is_held = len(self._unparsed) - self._num_parsed >= HELD_BYTES
+        is_awaited = self._is_in_body and not self.cycle.response_complete
         if self.flow.is_held:
             self.flow.pause_reading()
-        elif not (self._is_in_body and len(self.cycle.body) > HIGH_WATER_LIMIT):
+        elif not (is_awaited and len(self.cycle.body) > HIGH_WATER_LIMIT):
             self.flow.resume_reading()
 
     def _slice_end(self) -> int:

@@ -204,6 +204,18 @@ async def test_a_body_of_known_length_that_was_answered_early_has_an_end() -> No
         writer.close()
 
 
+@pytest.mark.parametrize("num_bytes", [70_000, 150_000, 300_000, 1_000_000])
+async def test_the_rest_of_a_body_that_was_answered_is_read(num_bytes: int) -> None:
+    head = f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
+    async with serving(reads=False) as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(20):
+            writer.write(head + b"x" * num_bytes)
+            assert await answer(reader) == digest(b"")
+        writer.close()
+
+
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_client_that_leaves_with_much_unparsed_leaves_nothing(reads: bool) -> None:
     async with serving(reads=reads) as server:
