@@ -34,7 +34,8 @@ and the workers' `KVSTORE_ENDPOINT` and `PROCESSOR_TABLE`. Set `PAGODA_NATS_URL`
 `PAGODA_REDIS_URL`, and it uses that server instead of starting one.
 
 Traces go to an OTLP collector if `OTEL_EXPORTER_OTLP_ENDPOINT` (or
-`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set; other `OTEL_*` variables are the OpenTelemetry SDK's.
+`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set, by gRPC alone, and `OTEL_TRACES_EXPORTER` is not
+`none`; other `OTEL_*` variables are the OpenTelemetry SDK's.
 """
 NAMES_INTRODUCTION = """# Settings that containers get from the shell where Compose is called,
 # if they are set there. Written by `make docs`. Secrets, folders and addresses are not here:

@@ -20,11 +20,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
 from pagoda_runtime.telemetry.unrecorded import UnrecordedTracer
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 EXPORT_DELAY_MS = 1000  # an idle process is woken as often
 SHUTDOWN_SECONDS = 0.8
 MAX_QUEUED_SPANS = 16384
@@ -45,9 +47,10 @@ def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -
 
     Raises:
         StartError: the folder of spans cannot be made.
+        SettingsError: spans are to go in a way that they cannot.
     """
     shutdown_telemetry()
-    has_otlp = any(os.environ.get(name) for name in OTLP_VARIABLES)
+    has_otlp = _has_otlp()
     if common.trace_dir is None and not has_otlp:
         _State.tracer = UnrecordedTracer()
         return
@@ -67,6 +70,29 @@ def setup_telemetry(service: str, common: CommonSettings, *, instance_id: str) -
         _add(provider, _State.otlp)
     _State.provider = provider
     _State.tracer = provider.get_tracer("pagoda")
+
+
+def _has_otlp() -> bool:
+    """Tell whether spans go to a collector.
+
+    Raises:
+        SettingsError: by what this process does not speak.
+    """
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
+    if exporter not in ("otlp", "none"):
+        problem = f"OTEL_TRACES_EXPORTER is {exporter!r}; it must be otlp, none or empty"
+        raise SettingsError([problem])
+    if exporter == "none" or not any(os.environ.get(name) for name in OTLP_VARIABLES):
+        return False
+    for name in _PROTOCOL_VARIABLES:
+        protocol = os.environ.get(name) or "grpc"
+        if protocol != "grpc":
+            problem = (
+                f"{name} is {protocol!r}; spans are sent by grpc alone. Leave it out, and name the "
+                f"collector's port for grpc (4317, as a rule) in {OTLP_VARIABLES[0]}"
+            )
+            raise SettingsError([problem])
+    return True
 
 
 def shutdown_telemetry() -> None:

@@ -43,16 +43,17 @@ def main() -> int:
             gateway = await service.unless_stopped(stack.enter_async_context(opening))
             app = make_app(gateway)
             await stack.enter_async_context(batches_in_background(gateway, app))
-            server = http_server(
+            serving = http_server(
                 app,
                 listen(settings.host, common.http_port),
                 max_connections=settings.max_connections,
                 trusted_proxies=settings.trusted_proxies,
             )
-            await stack.enter_async_context(server)
+            server = await stack.enter_async_context(serving)
             keep_loaded()
             logger.info("listening on http://%s:%d", settings.host, common.http_port)
             await service.stop.wait()
+            server.end_reuse()
             await drain(gateway)
 
     return run_service(

@@ -286,7 +286,7 @@ async def test_body_that_is_no_object(running: Running, path: str, raw: bytes) -
 
 
 @pytest.mark.parametrize(
-    "tools", [[], [{"bogus": 1}], [{"type": "web_search"}], [{"type": "function", "function": {}}]]
+    "tools", [[{"bogus": 1}], [{"type": "web_search"}], [{"type": "function", "function": {}}]]
 )
 async def test_tokenize_refuses_the_tools_that_chat_refuses(
     running: Running, tools: list[Any]

@@ -115,6 +115,8 @@ async def test_eos_ends_and_ignore_eos_does_not(start: Start, bus: Any) -> None:
         stopped = (await running.chat()).json()
         assert stopped["choices"][0]["message"]["content"] == "ab"
         assert stopped["choices"][0]["finish_reason"] == "stop"
+        assert stopped["choices"][0]["stop_reason"] is None  # as vLLM has it; SGLang's says which
+        assert stopped["choices"][0]["matched_stop"] == 1
         assert stopped["usage"]["completion_tokens"] == 3
         ignored = (await running.chat(ignore_eos=True)).json()
         assert ignored["choices"][0]["finish_reason"] == "length"

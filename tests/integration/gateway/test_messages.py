@@ -85,6 +85,7 @@ async def test_events_in_their_order(running: Running) -> None:
     assert set(kinds[2:-3]) == {"content_block_delta"}
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert events[0]["message"]["content"] == []
+    assert events[0]["message"]["usage"]["output_tokens"] == 0
     assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert events[-2]["usage"]["output_tokens"] == 8
 

@@ -40,6 +40,8 @@ def by_schema(schema: Any) -> dict[str, Any]:
     [
         {"response_format": {"type": "json_object"}},
         {"response_format": by_schema(SCHEMA)},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_object", "value": SCHEMA}},
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
         {"structured_outputs": {"regex": "[ab]+"}},
@@ -54,6 +56,22 @@ def by_schema(schema: Any) -> dict[str, Any]:
 async def test_workers_get_a_grammar(running: Running, fields: dict[str, Any]) -> None:
     assert (await running.chat(**fields)).status_code == 200
     assert json.loads(running.worker.requests[-1].sampling.grammar)["grammars"]
+
+
+async def test_a_schema_beside_an_object_binds_as_one_of_its_own(running: Running) -> None:
+    grammars = []
+    for kind in ({"type": "json_object", "schema": SCHEMA}, by_schema(SCHEMA)):
+        assert (await running.chat(response_format=kind)).status_code == 200
+        grammars.append(running.worker.requests[-1].sampling.grammar)
+    assert grammars[0] == grammars[1]
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}])
+async def test_no_tools_are_as_if_not_sent(running: Running, choice: dict[str, Any]) -> None:
+    answer = await running.chat(tools=[], **choice)
+    assert answer.status_code == 200, answer.text
+    refused = await running.chat(tools=[], tool_choice="required")
+    assert refused.json()["error"]["param"] == "tool_choice"
 
 
 async def test_former_names_beside_structured_outputs_ask_for_nothing(running: Running) -> None:
@@ -101,7 +119,7 @@ async def test_nothing_binds_what_asks_for_nothing(
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
-        ({"tools": []}, "tools"),
+        ({"response_format": {"type": "json_object", "schema": 7}}, "response_format.schema"),
         ({"tools": [{"foo": 1}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [LOOK, LOOK]}, "tools[1].function.name"),

@@ -66,3 +66,4 @@ async def test_spans_of_a_request(
         if span["attributes"].get("pagoda.request_id") == bad.headers["x-request-id"]
     ]
     assert [span["attributes"]["error.type"] for span in failed] == ["invalid_value"]
+    assert "error.message" in failed[0]["attributes"]  # no failure of the span: the client's own

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from pagoda_gateway.accounts.usage_rows import (
     LOST,
     RECONCILED,
     close_values,
+    name_values,
     open_values,
 )
 
@@ -50,6 +52,8 @@ class Ledger:
         ]
         request_ids = sorted({row["request_id"] for _, rows in halves for row in rows})
         steps: list[_Step] = [partial(self._write, half) for half in halves if half[1]]
+        if names := [name_values(r.open) for r in records if r.open.client_request_id]:
+            steps.append(partial(self._name, sorted(names, key=itemgetter("request_id"))))
         steps.append(partial(self._sealer.seal, request_ids=request_ids, now=self._clock()))
         transactions = [[step] for step in steps] if self.database.is_postgresql else [steps]
         for transaction in transactions:
@@ -90,14 +94,6 @@ class Ledger:
             async with asyncio.timeout(timeout_seconds):
                 await self._applied.wait()
 
-    async def name_request(self, tenant: str, client_request_id: str, request_id: str) -> None:
-        """Remember what the client calls a request."""
-        values = {
-            "request_id": request_id, "tenant": tenant, "client_request_id": client_request_id,
-        }  # fmt: skip
-        statement = self.database.insert(REQUEST_NAMES).values(values).on_conflict_do_nothing()
-        await self.database.call(lambda connection: connection.execute(statement))
-
     async def object_row(self, tenant: str, object_id: str) -> sa.RowMapping | None:
         """Return the row of the tenant's request whose answer has this id; None: there is none."""
         is_it = sa.and_(USAGE.c.object_id == comparable(object_id), USAGE.c.tenant == tenant)
@@ -116,6 +112,9 @@ class Ledger:
         half, rows = written
         ordered = sorted(rows, key=lambda row: str(row["request_id"]))
         connection.execute(self._upsert(half, tuple(ordered[0])), ordered)
+
+    def _name(self, names: list[dict[str, Any]], connection: sa.Connection) -> None:
+        connection.execute(self.database.insert(REQUEST_NAMES).on_conflict_do_nothing(), names)
 
     def _upsert(self, half: Literal["open", "close"], names: tuple[str, ...]) -> Any:
         """Return the statement that fills one half of a row, unless it is filled."""

@@ -29,6 +29,15 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
     }
 
 
+def name_values(record: UsageOpen) -> dict[str, Any]:
+    """Return the row that says what a client calls a request, which it does."""
+    return {
+        "request_id": record.request_id,
+        "tenant": record.tenant,
+        "client_request_id": record.client_request_id,
+    }
+
+
 def close_values(record: UsageClose) -> dict[str, Any]:
     """Return the columns that are known at the end."""
     stages = {

@@ -40,7 +40,9 @@ class MessageSerializer(Serializer):
         events = []
         if not self._has_begun:
             self._has_begun = True
-            events.append({"type": "message_start", "message": self._message([])})
+            message = self._message([])
+            message["usage"]["output_tokens"] = 0  # some clients add them to those of the end
+            events.append({"type": "message_start", "message": message})
         changes = self._output.read(delta.text, is_last=delta.finish_reason is not None)
         return [sse.named(event) for event in [*events, *map(_block_event, changes)]]
 

@@ -101,7 +101,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=gateway.settings.cors_origins,
-            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )

@@ -4,6 +4,7 @@ uvicorn limits none of these with httptools. Knows HTTP's framing and no routes.
 """
 
 import asyncio
+import math
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -83,11 +84,13 @@ class LimitedConnection(PacedConnection):
         waiting: connections of the same server without a request, the longest first, and since
             when, by the event loop's clock.
         leaving: those that were refused, and have their answer read or not.
+        is_ending: no connection carries another request than the one it has, or that comes next.
     """
 
     max_connections: ClassVar[int]
     waiting: ClassVar[OrderedDict["LimitedConnection", float]]
     leaving: ClassVar[set["LimitedConnection"]]
+    is_ending: ClassVar[bool]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -150,6 +153,8 @@ class LimitedConnection(PacedConnection):
         """What comes next is another head."""
         super().on_message_complete()
         self._num_head_bytes = 0
+        if self.is_ending:
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         """Wait for the next request, unless it is there."""
@@ -158,8 +163,20 @@ class LimitedConnection(PacedConnection):
         super().on_response_complete()
         if self._is_idle:
             self._wait()
-            if self._is_in_body and any(name == b"transfer-encoding" for name, _ in self.headers):
+            is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+            if self._is_in_body and (is_chunked or self.is_ending):
                 self._drop_body()
+
+    def end_reuse(self) -> None:
+        """End with the answer that is on its way, or now, unless a request may just have been sent.
+
+        That one is the last then.
+        """
+        latest = self.loop.time() - MIN_WAIT_SECONDS
+        if not self._is_idle:
+            self.shutdown()  # once that is over
+        elif self.waiting.get(self, math.inf) <= latest:
+            self.transport.close()
 
     def on_silent_body(self) -> None:
         """Say that it was too much."""
@@ -186,6 +203,7 @@ class LimitedConnection(PacedConnection):
 
     def _refuse(self, reason: _Refusal) -> None:
         """Answer and close; within another answer's bytes nothing can be said."""
+        metrics.RESPONSES.labels("unknown", str(int(reason[0]))).inc()
         current = self._current
         # One that is complete was the last request's, unless this is still that one's body.
         has_begun = (
@@ -280,5 +298,10 @@ def limited_connections(max_connections: int) -> type[LimitedConnection]:
     return type(
         "Connection",
         (LimitedConnection,),
-        {"max_connections": max_connections, "waiting": OrderedDict(), "leaving": set()},
+        {
+            "max_connections": max_connections,
+            "waiting": OrderedDict(),
+            "leaving": set(),
+            "is_ending": False,
+        },
     )

@@ -26,7 +26,7 @@ SPARE_FILES = 128  # for everything that is no client
 DEAD_PEER_MS = 30_000
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Leaves the signals to the service; says when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -35,6 +35,7 @@ class _Server(uvicorn.Server):
         self._exit = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
         await super().startup(sockets)
         self.is_up.set()
 
@@ -43,6 +44,12 @@ class _Server(uvicorn.Server):
         await self.on_tick(0)
         await self._exit.wait()
 
+    def end_reuse(self) -> None:
+        """Have clients connect anew for what they ask next: to another replica, if there is one."""
+        self.config.http.is_ending = True  # type: ignore[union-attr]
+        for connection in list(self.server_state.connections):
+            connection.end_reuse()  # type: ignore[union-attr]
+
     def exit(self) -> None:
         """End serving."""
         self.should_exit = True
@@ -50,6 +57,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
         yield
 
 
@@ -86,7 +94,7 @@ async def http_server(
     *,
     max_connections: int = MAX_CONNECTIONS,
     trusted_proxies: Sequence[str] = (),
-) -> AsyncIterator[None]:
+) -> AsyncIterator[HttpServer]:
     """Serve `app` until the context ends; then open connections have a few seconds.
 
     `trusted_proxies`: addresses and networks whose word for a client's address is taken.
@@ -106,13 +114,14 @@ async def http_server(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(STOP_SECONDS),
     )
-    server = _Server(config)
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_a_line)
+    server = HttpServer(config)
     tasks = BackgroundTasks()
     tasks.start(server.serve(sockets=[listener]), name="http server")
     try:
         async with asyncio.timeout(START_SECONDS):
             await server.is_up.wait()
-        yield
+        yield server
     finally:
         server.exit()
         await tasks.close(grace_seconds=2 * STOP_SECONDS)
@@ -134,6 +143,11 @@ def _within_files(max_connections: int) -> int:
         max_connections, files,
     )  # fmt: skip
     return max(2, files - SPARE_FILES)
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Drop what anybody can have written as often as they like; it is counted as an answer."""
+    return record.msg != "Invalid HTTP request received."
 
 
 async def drain(gateway: Gateway) -> None:

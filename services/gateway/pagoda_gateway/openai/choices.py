@@ -257,7 +257,8 @@ class ChoiceSerializer(Serializer):
         extras: dict[str, Any] = {}
         if delta.finish_reason is not None:
             matched = sequence.matched_stop
-            extras["stop_reason"] = matched
+            is_asked = isinstance(matched, str) or matched in self._options.stop_token_ids
+            extras["stop_reason"] = matched if is_asked else None
             extras["matched_stop"] = matched
         if self._options.return_token_ids:
             extras["token_ids"] = delta.token_ids

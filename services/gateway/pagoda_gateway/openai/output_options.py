@@ -13,6 +13,7 @@ def output_options(body: GenerationBody, *, num_logprobs: int | None) -> OutputO
     return OutputOptions(
         num_choices=body.n or 1,
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
         include_stop=bool(body.include_stop_str_in_output),
         num_logprobs=num_logprobs,
         min_tokens=body.min_tokens or 0,

@@ -34,7 +34,7 @@ class RequestIdentity:
 
     Attributes:
         request_id: ours (ULID).
-        shown_id: what the client calls it: by an id of its own, or by ours.
+        client_request_id: what the client calls it; empty if it does not.
         object_id: the id in the answer.
         endpoint: which one.
         tenant: whose account and cache.
@@ -49,7 +49,7 @@ class RequestIdentity:
     """
 
     request_id: str
-    shown_id: str
+    client_request_id: str
     object_id: str
     endpoint: EndpointName
     tenant: str
@@ -61,6 +61,11 @@ class RequestIdentity:
     price_id: str = ""
     weight: float = 1.0
     arrived_seconds: float = field(default_factory=time.monotonic)
+
+    @property
+    def shown_id(self) -> str:
+        """What the client knows it by: an id of its own, or ours."""
+        return self.client_request_id or self.request_id
 
 
 class AskedAhead(NamedTuple):

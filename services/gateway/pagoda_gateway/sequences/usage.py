@@ -108,6 +108,7 @@ def open_record(
         service_tier=identity.service_tier,
         price_id=identity.price_id,
         num_choices=_num_choices(sequences),
+        client_request_id=identity.client_request_id,
     )
 
 

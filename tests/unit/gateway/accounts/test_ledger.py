@@ -18,7 +18,7 @@ from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.errors import NotFoundError
 
 
-def opened(request_id: str, tenant: str = "t") -> UsageRecord:
+def opened(request_id: str, tenant: str = "t", called: str = "") -> UsageRecord:
     return UsageRecord(
         open=UsageOpen(
             request_id=request_id,
@@ -28,6 +28,7 @@ def opened(request_id: str, tenant: str = "t") -> UsageRecord:
             endpoint="completions",
             num_prompt_tokens=10,
             opened_unix_seconds=5,
+            client_request_id=called,
         )
     )
 
@@ -159,8 +160,7 @@ async def test_replicas_that_apply_the_same_records_never_wait_in_a_circle(url: 
 
 @pytest.mark.parametrize("name", ["r", "chatcmpl-r", "my-id"])
 async def test_receipt_by_any_of_its_names(ledger: Ledger, name: str) -> None:
-    await ledger.apply([opened("r"), closed("r")])
-    await ledger.name_request("t", "my-id", "r")
+    await ledger.apply([opened("r", called="my-id"), closed("r")])
     receipt = await Receipts(ledger, wait_seconds=0).get("t", name)
     assert receipt["status"] == "closed"
     assert receipt["cached_tokens"] == {"total": 6, "device": 4, "cpu": 0, "nvme": 2}
@@ -170,8 +170,7 @@ async def test_receipt_by_any_of_its_names(ledger: Ledger, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["r", "chatcmpl-r", "my-id"])
 async def test_another_tenants_receipt_does_not_exist(ledger: Ledger, name: str) -> None:
-    await ledger.apply([opened("r"), closed("r")])
-    await ledger.name_request("t", "my-id", "r")
+    await ledger.apply([opened("r", called="my-id"), closed("r")])
     with pytest.raises(NotFoundError):
         await Receipts(ledger, wait_seconds=0).get("other", name)
 
@@ -189,9 +188,8 @@ async def test_a_name_that_no_database_could_hold_is_unknown(ledger: Ledger) -> 
 
 
 async def test_client_name_used_twice_means_the_last_request(ledger: Ledger) -> None:
-    later = opened("b")
+    later = opened("b", called="same")
     later.open.opened_unix_seconds = 50
-    await ledger.apply([opened("a"), later])
-    await ledger.name_request("t", "same", "a")
-    await ledger.name_request("t", "same", "b")
+    await ledger.apply([later, opened("a", called="same")])
+    await ledger.apply([later])
     assert (await Receipts(ledger, wait_seconds=0).get("t", "same"))["request_id"] == "b"

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from pagoda_gateway.http import connection
-from pagoda_gateway.http.server import http_server, listen
+from pagoda_gateway.http.server import HttpServer, http_server, listen
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -24,8 +24,11 @@ class Server:
         self.port = port
         self.goes_on = asyncio.Event()
         self.answer = "well"
+        self.http: HttpServer
+        self.num_asked = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.num_asked += 1
         await self.goes_on.wait()
         await PlainTextResponse(self.answer)(scope, receive, send)
 
@@ -39,7 +42,7 @@ class Server:
 async def serving(max_connections: int) -> AsyncIterator[Server]:
     listener = listen("127.0.0.1", 0)
     server = Server(listener.getsockname()[1])
-    async with http_server(server, listener, max_connections=max_connections):
+    async with http_server(server, listener, max_connections=max_connections) as server.http:
         yield server
         server.goes_on.set()
 
@@ -138,3 +141,52 @@ async def test_a_refused_one_that_stays_is_closed(monkeypatch: pytest.MonkeyPatc
                     await asyncio.sleep(0)
         for _, client in (*held, (reader, writer)):
             client.close()
+
+
+async def answer_to(client: Client, request: bytes) -> tuple[bytes, bytes]:
+    """Return the head and the body of an answer."""
+    client[1].write(request)
+    head = await client[0].readuntil(b"\r\n\r\n")
+    return head, await client[0].readexactly(len("well"))
+
+
+async def test_a_server_that_ends_has_its_clients_connect_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(10) as server, asyncio.timeout(60):
+        server.goes_on.set()
+        idle, other, busy = [await server.connect() for _ in range(3)]
+        for client in (idle, other, busy):
+            head, _ = await answer_to(client, REQUEST)
+            assert b"connection: close" not in head
+        server.goes_on.clear()
+        busy[1].write(REQUEST)
+        while server.num_asked < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        # Who has just been answered may have sent its next request: that is its last one.
+        server.http.end_reuse()
+        server.goes_on.set()
+        assert (await rest_of(busy)).endswith(b"well")
+        head, _ = await answer_to(other, REQUEST)
+        assert b"connection: close" in head
+        assert await rest_of(other) == b""
+        monkeypatch.setattr(connection, "MIN_WAIT_SECONDS", 0.0)
+        server.http.end_reuse()
+        assert await rest_of(idle) == b""
+        new = await server.connect()
+        head, _ = await answer_to(new, REQUEST)
+        assert b"connection: close" in head
+        assert await rest_of(new) == b""
+
+
+async def test_a_server_that_ends_answers_before_a_large_body_and_reads_it() -> None:
+    async with serving(10) as server, asyncio.timeout(60):
+        server.goes_on.set()
+        server.http.end_reuse()
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n"
+        client = await server.connect(head)
+        assert (await client[0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        for _ in range(90):
+            client[1].write(b"x" * 100_000)
+            await client[1].drain()
+        assert await rest_of(client) == b"well"

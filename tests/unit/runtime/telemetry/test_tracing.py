@@ -17,6 +17,7 @@ from support.servers import free_port
 from support.span_files import parse_line, read_spans
 
 from pagoda_runtime.configuration.settings import CommonSettings
+from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
 from pagoda_runtime.telemetry.tracing import (
     attached,
@@ -47,6 +48,34 @@ def test_a_context_is_written_as_the_library_writes_it() -> None:
         inject(ours, context)
         TraceContextTextMapPropagator().inject(theirs, context)
         assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
+        ("OTEL_TRACES_EXPORTER", "zipkin"),
+    ],
+)
+def test_a_way_that_spans_cannot_go_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=f"{name} is '{value}'"):
+        setup_telemetry("test", CommonSettings(home=tmp_path), instance_id="test-1")
+
+
+def test_an_exporter_that_is_none_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with otlp_sink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        setup_telemetry("test", CommonSettings(), instance_id="test-1")
+        with tracer().start_as_current_span("a"):
+            pass
+        shutdown_telemetry()
+    assert not sink.spans
 
 
 def test_without_set_up_nothing_is_recorded() -> None:

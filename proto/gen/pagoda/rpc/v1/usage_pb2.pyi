@@ -38,6 +38,7 @@ class UsageOpen(_message.Message):
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     SERVICE_TIER_FIELD_NUMBER: _builtins.int
     PRICE_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     NUM_CHOICES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     object_id: _builtins.str
@@ -56,6 +57,8 @@ class UsageOpen(_message.Message):
     """default | batch: a line of a batch, in the background"""
     price_id: _builtins.str
     """the price that it came in under; empty: its model had none; absent: of an older gateway"""
+    client_request_id: _builtins.str
+    """what the client calls it, if it does"""
     num_choices: _builtins.int
     """of each prompt: sequence i is choice i % num_choices of prompt i / num_choices"""
     def __init__(
@@ -73,11 +76,12 @@ class UsageOpen(_message.Message):
         gateway_id: _builtins.str = ...,
         service_tier: _builtins.str = ...,
         price_id: _builtins.str | None = ...,
+        client_request_id: _builtins.str = ...,
         num_choices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_price_id", b"_price_id", "price_id", b"price_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price_id", b"_price_id", "api_key_id", b"api_key_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_choices", b"num_choices", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "price_id", b"price_id", "request_id", b"request_id", "service_tier", b"service_tier", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price_id", b"_price_id", "api_key_id", b"api_key_id", "client_request_id", b"client_request_id", "endpoint", b"endpoint", "gateway_id", b"gateway_id", "max_output_tokens", b"max_output_tokens", "model", b"model", "num_choices", b"num_choices", "num_prompt_tokens", b"num_prompt_tokens", "object_id", b"object_id", "opened_unix_seconds", b"opened_unix_seconds", "price_id", b"price_id", "request_id", b"request_id", "service_tier", b"service_tier", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__price_id: _TypeAlias = _typing.Literal["price_id"]  # noqa: Y015
     _WhichOneofArgType__price_id: _TypeAlias = _typing.Literal["_price_id", b"_price_id"]  # noqa: Y015

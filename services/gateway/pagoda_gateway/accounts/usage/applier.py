@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
-from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, open_database, refusal
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.usage import applier_metrics
@@ -147,7 +147,8 @@ class Applier:
                 return
 
     def _note_refusal(self, error: Exception) -> None:
-        detail = f"the database does not take records ({type(error).__name__}); they wait"
+        known = refusal(error) if isinstance(error, NOT_ANSWERING) else "does not take records"
+        detail = f"the database {known} ({type(error).__name__}); records wait"
         self._health.set_ready("ledger", False, detail)
 
     def _retention(self, settings: GatewaySettings) -> Retention:

@@ -200,7 +200,7 @@ class GenerationHandler(Generic[Sent, Body]):
             processed = policy.guarded(processed)
         identity = RequestIdentity(
             request_id=caller.request_id,
-            shown_id=caller.shown_id,
+            client_request_id=caller.client_request_id,
             object_id=endpoint.object_id_prefix + caller.request_id,
             endpoint=endpoint.name,
             tenant=tenant,

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterable
+from http import HTTPStatus
 
 import orjson
 from opentelemetry.context import Context
@@ -129,13 +130,17 @@ def describe_outcome(generation: Generation, record: UsageClose) -> None:
 def mark_failed(span: Span, error: GatewayError) -> None:
     """Note an error that the client hears of; of one that is its own, only which field it is in.
 
-    Such a message shows what the client sent: that is for the client alone.
+    Such a message shows what the client sent: that is for the client alone. What a client can mend
+    is no failure of the server's span, by OpenTelemetry's conventions for HTTP.
     """
     message = str(error)[:500]
     if isinstance(error, InvalidRequestError):
         field = _FIELD.match(error.param or "")
         message = f"in '{field[0]}'" if field else ""
-    span.set_status(StatusCode.ERROR, message)
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        span.set_status(StatusCode.ERROR, message)
+    else:
+        span.set_attribute("error.message", message)
     span.set_attribute("error.type", error.code or type(error).__name__)
 
 

@@ -23,7 +23,6 @@ from pagoda_runtime.telemetry.tracing import attached
 
 logger = logging.getLogger(__name__)
 
-NAME_SECONDS = 2.0
 SETTLE_SECONDS = 0.005  # a client that asks again at once need not wait for its last account
 EXPLAIN_SECONDS = 0.5
 DEADLINE_GRACE_SECONDS = 5.0  # for the last bytes to a slow reader
@@ -103,8 +102,6 @@ class GenerationResponse(Response):
                 pipe.on_loss(generation.disconnect)
             else:
                 watcher = tasks.create_task(_watch_disconnect(receive, generation))
-            if self._caller.client_request_id:
-                tasks.create_task(self._remember_name())
             try:
                 async with asyncio.timeout(patience):
                     await (writer.stream() if self._is_stream else writer.whole())
@@ -117,16 +114,6 @@ class GenerationResponse(Response):
                 elif pipe is not None:
                     pipe.on_loss(None)  # the connection goes on, and would keep all of the request
                 generation.disconnect()  # no effect on one that is over
-
-    async def _remember_name(self) -> None:
-        caller = self._caller
-        try:
-            async with asyncio.timeout(NAME_SECONDS):  # the slot waits for it
-                await self._gateway.ledger.name_request(
-                    caller.key.tenant, caller.client_request_id, caller.request_id
-                )
-        except Exception:  # a convenience must not fail the request
-            logger.exception("the name of request %s is not stored", caller.request_id)
 
     def _receipt(self) -> dict[str, Any]:
         opened = self._generation.opened

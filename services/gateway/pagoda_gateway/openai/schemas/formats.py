@@ -19,6 +19,7 @@ _DESCRIPTION = (
     ("description", str | None, "text"),
     ("strict", bool | None, "true or false"),
 )
+_OBJECT_SCHEMAS = ("schema", "value")  # of a json_object, as llama.cpp and TGI have them
 FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
 
 
@@ -90,6 +91,9 @@ def _response_format(value: dict[str, Any]) -> Wanted | None:
     if kind == "text":
         return None
     if kind == "json_object":
+        for name in _OBJECT_SCHEMAS:
+            if value.get(name):
+                return _checked(Wanted(f"response_format.{name}", "json", value[name]))
         return Wanted("response_format", "json_object", True)
     if kind != "json_schema":
         raise InvalidRequestError(

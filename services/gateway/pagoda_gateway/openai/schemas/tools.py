@@ -63,8 +63,9 @@ def tool_use(tools: list[dict[str, Any]] | None, choice: Any, parallel: bool | N
     Raises:
         InvalidRequestError: names the field.
     """
-    if tools is None:
-        check_choice_among((), choice)
+    if not tools:
+        is_sent = tools is not None and choice == "auto"  # some clients send both with none
+        check_choice_among((), None if is_sent else choice)
         return ToolUse()
     found = by_name(tools)
     if choice == "none":
@@ -105,8 +106,6 @@ def by_name(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     Raises:
         InvalidRequestError: names what is wrong with each.
     """
-    if not tools:
-        raise InvalidRequestError("'tools' is empty; name one or leave it out", param="tools")
     found: dict[str, dict[str, Any]] = {}
     wrong = []
     for index, tool in enumerate(tools):
@@ -162,7 +161,7 @@ def check_choice(choice: Any) -> None:
 
 def checked_tools(value: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Return a body's `tools`, for its validator; for what it raises see `by_name`."""
-    if value is not None:
+    if value:
         by_name(value)
     return value
 

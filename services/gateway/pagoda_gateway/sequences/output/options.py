@@ -14,6 +14,7 @@ class OutputOptions:
         num_best: so many of them, the likeliest, are the answer; None = all.
         is_search: a prompt's choices are what one beam search finds, the best first.
         stops: stop strings.
+        stop_token_ids: that the body asks for; ends of the model itself are not among them.
         include_stop: the matched stop string stays in the text.
         num_logprobs: alternatives for each token; None = no logprobs.
         num_prompt_logprobs: alternatives for each prompt token but the first; None = no logprobs.
@@ -37,6 +38,7 @@ class OutputOptions:
     skip_special_tokens: bool
     return_token_ids: bool
     tokens_as_ids: bool
+    stop_token_ids: frozenset[int] = frozenset()
     kept_token_ids: frozenset[int] = frozenset()
     num_prompt_logprobs: int | None = None
     num_echoed_logprobs: int | None = None

@@ -110,7 +110,10 @@ async def test_names_are_forgotten_by_the_time_in_their_request_ids(
     now.seconds = 2_000_000_000.0
     for days in (0, 29, 31, 40, 50, 60):
         request_id = ulid_at_time(now.seconds - days * DAY_SECONDS)
-        await ledger.name_request("t", f"{days} days ago", request_id)
+        named = opened(
+            request_id, client_request_id=f"{days} days ago", opened_unix_seconds=now.seconds
+        )
+        await ledger.apply([named])
     assert await keeper.forget_old() == 4
     left = await ledger.database.rows(sa.select(REQUEST_NAMES.c.client_request_id))
     assert {row["client_request_id"] for row in left} == {"0 days ago", "29 days ago"}
