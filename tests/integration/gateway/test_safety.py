@@ -211,6 +211,35 @@ async def test_calls_of_tools_are_filtered(
     assert "".join(pieces) == message["tool_calls"][0]["function"]["arguments"]
 
 
+async def test_calls_that_take_a_text_are_filtered(
+    start: Start, bus: Bus, model_folder: Path, rules: Path
+) -> None:
+    arguments = '{"input": "x\\\\u0041y 1234-5678\\n"}'
+    call = f'<tool_call>\n{{"name": "patch", "arguments": {arguments}}}\n</tool_call>'
+    expected = "x\\u0041y [card]\n"
+    async with start(says(bus, model_folder, call), safety_file=rules) as running:
+        tools = [{"type": "custom", "custom": {"name": "patch"}}]
+        whole = (await running.chat(**asked("hi", tools=tools))).json()
+        chunks = await running.events(**asked("hi", tools=tools))
+        response = await running.http.post("/v1/responses", json={
+            "model": "tiny", "input": "hi", "max_output_tokens": 200,
+            "tools": [{"type": "custom", "name": "patch"}]})  # fmt: skip
+    (choice,) = whole["choices"]
+    (called,) = choice["message"]["tool_calls"]
+    assert (called["type"], called["custom"]["input"]) == ("custom", expected)
+    assert choice["finish_reason"] == "tool_calls"
+    pieces = [
+        call["custom"]["input"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        for call in choice["delta"].get("tool_calls", ())
+    ]
+    assert "".join(pieces) == expected
+    (item,) = response.json()["output"]
+    assert (item["type"], item["input"]) == ("custom_tool_call", expected)
+    assert item["status"] == "completed"
+
+
 async def test_tokens_cannot_be_had_beside_a_text_that_is_held_back(
     start: Start, rules: Path
 ) -> None:

@@ -17,6 +17,7 @@ from pagoda_gateway.dialects import (
     OutputParser,
     Part,
     ReasoningText,
+    are_whole,
 )
 from pagoda_gateway.safety.json_escapes import WrittenOut
 from pagoda_gateway.safety.patterns.text_filter import Note, TextFilter
@@ -128,8 +129,9 @@ class OutputGuard:
                     return
                 continue
             num_parts = len(self._waiting)
-            text = self._judged_before + "".join(_text(part) for part, _ in self._waiting)
-            if await self._rules.moderate(text, self._note) is not None:
+            new = "".join(_text(part) for part, _ in self._waiting)  # empty: of an end alone
+            text = self._judged_before + new
+            if new and await self._rules.moderate(text, self._note) is not None:
                 self.is_blocked = True
                 self._waiting.clear()
             else:
@@ -168,18 +170,19 @@ class OutputGuard:
 
     def _take(self, part: Part) -> None:
         match part:
-            case CallStart(index, name):
-                self._arguments = _Arguments(index, self._rules.patterns.new_filter(self._note))
+            case CallStart(index, name, takes_text):
+                arguments = self._rules.patterns.new_filter(self._note)
+                self._arguments = _Arguments(index, arguments, takes_text=takes_text)
                 filtered = self._rules.patterns.new_filter(self._note)
                 self._num_taken_before += len(name)
                 allowed = filtered.push(name)
                 allowed += filtered.flush()
                 self.is_blocked = filtered.is_blocked  # half a name calls something else
                 if not self.is_blocked:
-                    self._put(CallStart(index, allowed))
-            case CallArguments(_, text):
+                    self._put(replace(part, name=allowed))
+            case CallArguments():
                 assert self._arguments is not None, "a call begins before its arguments"
-                self._give(replace(part, text=self._arguments.push(text)), self._arguments.filter)
+                self._give(self._arguments.push(part), self._arguments.filter)
             case ContentText(text) | ReasoningText(text):
                 filtered = self._texts[type(part)]
                 self._give(replace(part, text=filtered.push(text)), filtered)
@@ -187,13 +190,13 @@ class OutputGuard:
     def _finish_call(self) -> None:
         if self._arguments is not None:
             call, self._arguments = self._arguments, None
-            text = call.flush()
+            part = call.flush()
             self._num_taken_before += call.filter.num_taken
-            self._give(CallArguments(call.index, text), call.filter)
+            self._give(part, call.filter)
 
     def _give(self, part: Part, filtered: TextFilter) -> None:
         """Pass on what a filter has let through."""
-        if _text(part):
+        if _text(part) or (isinstance(part, CallArguments) and part.written):
             self._put(part)
         if filtered.is_blocked:
             self.is_blocked = True
@@ -243,19 +246,30 @@ class GuardedParser:
 
 
 class _Arguments:
-    """The arguments of one call, which is JSON text."""
+    """The arguments of one call: JSON text, or the text that it takes.
 
-    def __init__(self, index: int, filtered: TextFilter) -> None:
-        self.index = index
+    Of how the model writes a text nothing goes on, as no filter has seen that; at the end an empty
+    object says that it was whole.
+    """
+
+    def __init__(self, index: int, filtered: TextFilter, *, takes_text: bool) -> None:
         self.filter = filtered
-        self._written_out = WrittenOut()
+        self._index = index
+        self._written_out = None if takes_text else WrittenOut()
+        self._written: list[str] = []  # of a text
 
-    def push(self, text: str) -> str:
-        return self.filter.push(self._written_out.push(text))
+    def push(self, part: CallArguments) -> CallArguments:
+        if self._written_out is not None:
+            return replace(part, text=self.filter.push(self._written_out.push(part.text)))
+        self._written.append(part.json)
+        return replace(part, text=self.filter.push(part.text), written="")
 
-    def flush(self) -> str:
-        text = self.filter.push(self._written_out.flush())
-        return text + self.filter.flush()
+    def flush(self) -> CallArguments:
+        if self._written_out is not None:
+            text = self.filter.push(self._written_out.flush())
+            return CallArguments(self._index, text + self.filter.flush())
+        text, is_whole = self.filter.flush(), are_whole("".join(self._written))
+        return CallArguments(self._index, text, "{}" if is_whole else "")
 
 
 def _text(part: Part) -> str:

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.output_parts import cut, parts_of, reading
 
-from pagoda_gateway.dialects import Dialect, OutputParser, Part, Tool
+from pagoda_gateway.dialects import (
+    CallArguments,
+    CallStart,
+    Dialect,
+    OutputParser,
+    Part,
+    Tool,
+    are_whole,
+)
+from pagoda_gateway.dialects.text_calls import TextCalls
 from pagoda_gateway.safety.moderators.base import Judgement
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.output_guard import OutputGuard
@@ -33,10 +42,15 @@ def rules(action: str, *denied: str, **fields: Any) -> Rules:
     return Rules([settings], {})
 
 
-def through(made: Rules, pieces: Sequence[str], noted: Noted | None = None) -> list[Part]:
-    """Return the parts that a serializer would see."""
+def through(
+    made: Rules,
+    pieces: Sequence[str],
+    noted: Noted | None = None,
+    reads: OutputParser | None = None,
+) -> list[Part]:
+    """Return the parts that a serializer would see; `reads`: the parser."""
     found: Noted = [] if noted is None else noted
-    guard = OutputGuard(made, parser(), lambda rule, action: found.append((rule, action)))
+    guard = OutputGuard(made, reads or parser(), lambda rule, name: found.append((rule, name)))
 
     class Pushing:
         has_calls = False
@@ -102,6 +116,34 @@ def test_an_escape_in_arguments_hides_nothing() -> None:
     output = call({}).replace("{}", '{"q": "b\\u0061d \\u00e9 \\" \\u0022"}')
     _, _, [(_, arguments)] = reading(through(rules("redact", "bad"), list(output)))
     assert json.loads(arguments) == {"q": '[redacted] é " "'}
+
+
+def text_parser() -> OutputParser:
+    return TextCalls(parser(), ["find"])
+
+
+@pytest.mark.parametrize("action", ["flag", "redact", "block"])
+def test_a_text_that_a_call_takes_is_no_json(action: str) -> None:
+    output = "Look: " + call({"input": 'x\\u0041y "\n/'})
+    plain = parts_of(text_parser(), list(output))
+    found = through(rules(action, "bad"), list(output), reads=text_parser())
+    assert found[:2] == plain[:2]
+    assert isinstance(found[1], CallStart)
+    assert found[1].takes_text
+    assert reading(found) == reading(plain) == ("Look: ", "", [("find", 'x\\u0041y "\n/')])
+
+
+@pytest.mark.parametrize(("action", "text"), [("redact", "so [redacted]!"), ("block", "so ")])
+def test_how_a_model_writes_a_text_does_not_go_out(action: str, text: str) -> None:
+    guard = OutputGuard(rules(action, "bad"), text_parser(), lambda *_: None)
+    for piece in call({"input": "so bad!"}):
+        guard.push(piece)
+    guard.flush()
+    found = guard.read()
+    assert reading(found) == ("", "", [("find", text)])
+    assert "bad" not in repr(found)
+    written = [part.json for part in found if isinstance(part, CallArguments)]
+    assert are_whole("".join(written)) == (action == "redact")
 
 
 def test_a_name_that_is_denied_is_no_call() -> None:
