@@ -49,6 +49,9 @@ def says(bus: Bus, folder: Path, text: str, **options: Any) -> ScriptedWorker:
     return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
 
 
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+
+
 def asked(text: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 200, **fields}
 
@@ -185,6 +188,23 @@ async def test_each_api_says_that_an_answer_was_cut(
     assert response.json()["incomplete_details"] == {"reason": "content_filter"}
     assert stop["choices"][0]["text"] == "oh d"
     assert stop["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_what_is_echoed_makes_no_match_with_what_follows(
+    start: Start, bus: Bus, model_folder: Path, rules: Path
+) -> None:
+    said = {"role": "assistant", "content": "well da"}
+    go_on = {"messages": [HI, said], "continue_final_message": True, "echo": True}
+    async with start(says(bus, model_folder, "mn it"), safety_file=rules) as running:
+        plain = (await running.completion(prompt="well da", echo=True, max_tokens=20)).json()
+        whole = (await running.chat(**go_on, max_tokens=20)).json()
+        chunks = await running.events(**go_on, max_tokens=20)
+        alone = (await running.completion(prompt="well da", max_tokens=20)).json()
+    assert plain["choices"][0]["text"] == "well da"
+    assert plain["choices"][0]["finish_reason"] == "content_filter"
+    assert whole["choices"][0]["message"]["content"] == "well da"
+    assert text_of(chunks) == "well da"
+    assert alone["choices"][0]["text"] == "mn it"  # what a model writes has no match
 
 
 async def test_calls_of_tools_are_filtered(

@@ -34,8 +34,13 @@ class OutputGuard:
         is_blocked: a rule has ended the output; nothing that follows goes out.
     """
 
-    def __init__(self, rules: Rules, parser: OutputParser | None, note: Note) -> None:
-        """Read with `parser`; None: all text is content. `note` hears of rules that match."""
+    def __init__(
+        self, rules: Rules, parser: OutputParser | None, note: Note, *, echoed: str = ""
+    ) -> None:
+        """Read with `parser`; None: all text is content. `note` hears of rules that match.
+
+        `echoed`: of the prompt, what the client gets before the content and as one with it.
+        """
         self.is_blocked = False
         self._rules = rules
         self._note = note
@@ -43,6 +48,8 @@ class OutputGuard:
         self._texts = {
             kind: rules.patterns.new_filter(note) for kind in (ContentText, ReasoningText)
         }
+        if echoed:
+            self._texts[ContentText].go_on_from(echoed)
         self._arguments: _Arguments | None = None  # of the call that is being written
         self._num_taken_before = 0  # characters of names, and of calls that are over
         self._last: type[Part] | None = None

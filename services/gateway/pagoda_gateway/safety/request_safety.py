@@ -95,9 +95,11 @@ class RequestSafety:
                 "leave it out",
                 param=param,
             )
-        for _ in processed.sampling:
+        note, echoed = partial(self.note, "output"), processed.echo_texts
+        for index in range(len(processed.sampling)):
             parser = form.new_parser() if form.new_parser is not None else None
-            self._guards.append(OutputGuard(rules, parser, partial(self.note, "output")))
+            before = "" if echoed is None else echoed[index // options.num_choices]
+            self._guards.append(OutputGuard(rules, parser, note, echoed=before))
         if form.new_parser is None:
             return processed
         parsers = iter([guard.parser for guard in self._guards])  # asked for in this order

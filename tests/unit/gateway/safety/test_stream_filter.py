@@ -175,3 +175,43 @@ def test_hostile_text_is_linear() -> None:
     stream = StreamFilter(PatternSet([PatternRule(("(?:a{0,50}){0,15}b",))]), lambda _: None)
     for _ in range(200):
         assert "b" not in stream.push("a" * 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "out"),
+    [
+        ("so for", "bidden", "[x]"),  # what is out already stays
+        ("forbid", "den, forbidden", "[x], [x]"),
+        ("forbidden ", "x", "x"),  # was the prompt's alone
+        ("forbidden forbi", "dden", "[x]"),
+        ("x", "y forbid", "y forbid"),
+        ("no for", "bidden forbidden", "bidden [x]"),  # allowed
+        ("x" * 5000 + "for", "bidden", "[x]"),
+        ("", "forbidden", "[x]"),
+        ("caf\u00e9 caf", "\u00e9", "[x]"),
+        ("a", "ab", "ab"),  # of ^ab it is no beginning
+    ],
+)
+def test_a_match_over_the_seam_with_what_is_out(before: str, text: str, out: str) -> None:
+    made = PatternSet([PatternRule(("forbidden", "caf\u00e9", "^ab"), ("no forbidden",))])
+    for pieces in ([text], list(text)):
+        stream = StreamFilter(made, lambda _: STAND_IN)
+        stream.go_on_from(before)
+        assert "".join([*map(stream.push, pieces), stream.flush()]) == out
+        assert stream.num_held == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(usable, texts, texts, st.lists(st.integers(0, 99), max_size=4))
+def test_cuts_behind_what_is_out_change_nothing(
+    pattern: str, before: str, text: str, places: list[int]
+) -> None:
+    if can_be_empty(pattern):
+        return
+    made = PatternSet([PatternRule((pattern,))])
+    found = []
+    for pieces in ([text], cut(text, places)):
+        stream = StreamFilter(made, lambda _: STAND_IN)
+        stream.go_on_from(before)
+        found.append("".join([*map(stream.push, pieces), stream.flush()]))
+    assert found[0] == found[1]

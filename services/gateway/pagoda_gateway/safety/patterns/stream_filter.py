@@ -5,6 +5,7 @@ Text goes out as soon as nothing that may still come can make it part of a match
 
 from collections.abc import Callable
 
+from pagoda_gateway.safety.patterns.expression import MAX_MATCH_CHARS
 from pagoda_gateway.safety.patterns.pattern_set import PatternSet
 
 Replace = Callable[[int], str | None]
@@ -25,6 +26,16 @@ class StreamFilter:
         self._out: list[str] = []
         self.is_ended = False
         self.is_blocked = False  # ended by a match that nothing stands for
+
+    def go_on_from(self, text: str) -> None:
+        """Begin behind a text that is out: what matches in it alone is none of this one's."""
+        end = text[-1 - MAX_MATCH_CHARS :]  # anchors see the one before
+        self._text = end.encode(errors="replace")
+        self._sent = len(self._text)
+        while (start := self._patterns.first(self._text, self._decided)) is not None:
+            self._decided = _next_character(self._text, start)
+        self._decided = self._patterns.unfinished(self._text, self._decided)
+        self._taken()
 
     def push(self, text: str) -> str:
         """Take more text; return what is certain now."""

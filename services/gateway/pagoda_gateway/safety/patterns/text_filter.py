@@ -125,6 +125,12 @@ class TextFilter:
         """Characters of what was pushed that are held back."""
         return sum(f.num_held for f in (self._block, self._redact) if f is not None)
 
+    def go_on_from(self, text: str) -> None:
+        """See `StreamFilter.go_on_from`."""
+        for stage in (self._flag, self._block, self._redact):
+            if stage is not None:
+                stage.go_on_from(text)
+
     def push(self, text: str) -> str:
         """Take more text; return what is certain now."""
         if self.is_blocked:
