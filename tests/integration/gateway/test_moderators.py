@@ -79,6 +79,26 @@ async def test_a_service_judges_prompts_and_outputs(
     assert moderated.json()["results"][0]["categories"] == {"evil": True}
 
 
+async def test_a_service_sees_all_that_is_said(start: Start, tmp_path: Path) -> None:
+    call = {"function": {"name": "f", "arguments": '{"a": "\\u0065vil"}'}}
+    tool = {"type": "function", "function": {"name": "f", "description": "evil"}}
+    parts = [{"type": "text", "text": "so ev"}, {"type": "text", "text": "il"}]
+    async with (
+        moderation_server() as server,
+        start(safety_file=policy(tmp_path, server)) as running,
+    ):
+        for body in (
+            asked("hi", tools=[tool]),
+            asked("hi", documents=[{"text": "evil"}]),
+            {"messages": [{"role": "user", "content": parts}]},
+            {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+        ):
+            answer = await running.chat(**body)
+            assert answer.status_code == 400, answer.text
+            assert "rule 'evil'" in answer.json()["error"]["message"]
+        assert running.worker.requests == []
+
+
 async def test_nothing_is_streamed_before_it_is_judged(
     start: Start, bus: Bus, model_folder: Path, tmp_path: Path
 ) -> None:

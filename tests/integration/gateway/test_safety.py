@@ -52,6 +52,12 @@ def says(bus: Bus, folder: Path, text: str, **options: Any) -> ScriptedWorker:
 HI: dict[str, Any] = {"role": "user", "content": "hi"}
 
 
+def called(arguments: str) -> dict[str, Any]:
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "ok"}
+    return {"messages": [HI, {"role": "assistant", "tool_calls": [call]}, result], "max_tokens": 20}
+
+
 def asked(text: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 200, **fields}
 
@@ -64,6 +70,14 @@ async def test_a_refused_prompt_reaches_no_worker(start: Start, rules: Path) -> 
                 {**WEATHER, "function": {**WEATHER["function"], "description": "DAMN good"}}])),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": [
                 {"type": "text", "text": "da"}, {"type": "text", "text": "mn"}]}]}),
+            ("/v1/chat/completions", asked("hi", tools=[{**WEATHER, "function": {
+                "name": "w", "parameters": {"type": "object", "examples": [1, "damn"]}}}])),
+            ("/v1/chat/completions", called('{"a": "d\\u0061mn"}')),
+            ("/v1/messages", {**asked(""), "messages": [HI, {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [1, "damn"]}}]}]}),
+            ("/v1/responses", {"max_output_tokens": 20, "input": [HI, {
+                "type": "function_call", "call_id": "c", "name": "f",
+                "arguments": '{"a": "d\\u0061mn"}'}]}),
             ("/v1/completions", {"prompt": ["fine", "damn"]}),
             ("/v1/completions", {"prompt": running.gateway.texts["tiny"].prompts.tokenizer.encode(
                 "so damn", add_special_tokens=False)}),
@@ -115,6 +129,24 @@ async def test_a_prompt_is_redacted_before_the_model_sees_it(start: Start, rules
             ]
         ids = tokenizer.encode(secret, add_special_tokens=False)
         assert (await running.completion(prompt=ids)).status_code == 400
+
+
+async def test_a_call_of_the_history_is_redacted_as_it_is_read(start: Start, rules: Path) -> None:
+    async with start(safety_file=rules) as running:
+        answer = await running.chat(**called('{"a": "\\u0031234-5678", "b": "\\u00e9"}'))
+        assert answer.status_code == 200, answer.text
+        seen = await running.prompt_text()
+        assert "[card]" in seen
+        assert "\u00e9" in seen
+        assert "5678" not in seen
+        split = [{"type": "text", "text": "1234-"}, {"type": "text", "text": "5678"}]
+        for refused in (
+            {"messages": [{"role": "user", "content": split}]},
+            called('{"1234-5678": 1}'),
+        ):
+            answer = await running.chat(**refused)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "content_policy_violation"
 
 
 @pytest.mark.parametrize("n", [1, 3])

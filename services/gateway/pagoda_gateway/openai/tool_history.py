@@ -77,16 +77,26 @@ class ToolHistory:
 
     def _object(self, where: str, text: str) -> dict[str, Any]:
         """Return the arguments; those that a model wrote wrongly are none."""
-        self._num_values += sum(map(text.count, ",[{"))
+        self._num_values += num_values(text)
         if self._num_values > MAX_VALUES:
             raise InvalidRequestError(
                 f"'{where}': with it the calls' arguments have {self._num_values} values; the "
                 f"limit is {MAX_VALUES}. Send less at once.",
                 param=where,
             )
-        try:
-            found = orjson.loads(text)
-            orjson.dumps(found)  # what is nested too deep to be written again is wrong too
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return called_with(text) or {}
+
+
+def num_values(text: str) -> int:
+    """Return how many values JSON text may have."""
+    return sum(map(text.count, ",[{"))
+
+
+def called_with(text: str) -> dict[str, Any] | None:
+    """Return the arguments that a call's JSON text is; None: it is no object."""
+    try:
+        found = orjson.loads(text)
+        orjson.dumps(found)  # what is nested too deep to be written again is wrong too
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return None
+    return found if isinstance(found, dict) else None

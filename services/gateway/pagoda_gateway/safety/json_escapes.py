@@ -40,6 +40,12 @@ class WrittenOut:
         return held
 
 
+def written_out(text: str) -> str:
+    """Return a whole JSON text with its characters written out."""
+    writing = WrittenOut()
+    return writing.push(text) + writing.flush()
+
+
 def _character(escape: re.Match[str]) -> str:
     high, low, single = escape.groups()
     if high:
@@ -47,6 +53,6 @@ def _character(escape: re.Match[str]) -> str:
     elif single:
         code = int(single, 16)
     else:
-        return escape[0]
+        return "/" if escape[0] == "\\/" else escape[0]
     is_kept = code < 0x20 or chr(code) in '"\\' or 0xD800 <= code < 0xE000
     return escape[0] if is_kept else chr(code)

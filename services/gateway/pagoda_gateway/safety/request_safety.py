@@ -6,19 +6,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from pagoda_gateway.errors import ContentPolicyError, InvalidRequestError, UnsupportedFieldError
+from pagoda_gateway.errors import ContentPolicyError, UnsupportedFieldError
 from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.safety.findings import Action, Direction, Findings
-from pagoda_gateway.safety.input_texts import num_chars, plain_texts, prompt_tokens, rewritten
+from pagoda_gateway.safety.input_check import InputCheck, Normalize
+from pagoda_gateway.safety.input_texts import prompt_tokens
 from pagoda_gateway.safety.output_guard import OutputGuard
 from pagoda_gateway.safety.policies.policy import Policy
+from pagoda_gateway.safety.said_texts import is_small, said_texts
 
 Body = TypeVar("Body", bound=GenerationBody)
+T = TypeVar("T")
 TextOf = Callable[[Sequence[int]], Awaitable[str]]
 
 INLINE_CHARS = 64 * 1024  # more are looked through in a thread
-MAX_MATCHES = 2000  # that are replaced in one request: each costs some microseconds a rule
 
 
 class RequestSafety:
@@ -36,10 +38,10 @@ class RequestSafety:
         self._unjudged = ""  # what the moderators are to judge of the input
         self._prompt_field = ""
 
-    async def checked(self, body: Body, text_of: TextOf) -> Body:
+    async def checked(self, body: Body, text_of: TextOf, normalize: Normalize | None) -> Body:
         """Return the body as the model may see it by rules of patterns; `judged` asks moderators.
 
-        `text_of` decodes prompts sent as token ids.
+        `text_of` decodes prompts sent as token ids; for `normalize` see `InputCheck`.
 
         Raises:
             ContentPolicyError: a rule refuses it.
@@ -48,11 +50,12 @@ class RequestSafety:
         if rules.is_empty:
             return body
         decoded = [await text_of(token_ids) for token_ids in prompt_tokens(body)]
-        look = partial(_InputCheck(self, body.prompt_field).look, body, decoded)
-        is_small = num_chars(body) + sum(map(len, decoded)) <= INLINE_CHARS
-        body = look() if is_small else await asyncio.to_thread(look)
+        note, param = partial(self.note, "input"), body.prompt_field
+        check = InputCheck(rules.patterns, note, self.refusal, param, normalize)
+        look = partial(check.look, body, decoded)
+        body = await _done(look, is_small=is_small([body, decoded], INLINE_CHARS))
         if rules.moderated:
-            self._unjudged = "\n".join([*plain_texts(body), *decoded])
+            self._unjudged = "\n".join([*said_texts(body), *decoded])
             self._prompt_field = body.prompt_field
         return body
 
@@ -121,38 +124,5 @@ class RequestSafety:
         )
 
 
-class _InputCheck:
-    """The pattern rules on one body."""
-
-    def __init__(self, safety: RequestSafety, param: str) -> None:
-        self._safety = safety
-        self._param = param
-        self._patterns = safety.policy.input.patterns
-        self._rule = ""  # that matched last
-        self._num_matches = 0
-
-    def look(self, body: Body, decoded: Sequence[str]) -> Body:
-        """Return the body as the model may see it."""
-        for text in decoded:
-            if self._rewrite(text) != text:  # other tokens would be another prompt
-                raise self._safety.refusal(self._rule, self._param)
-        return rewritten(body, self._rewrite)
-
-    def _rewrite(self, text: str) -> str:
-        filtered = self._patterns.new_filter(self._note)
-        allowed = filtered.push(text)
-        allowed += filtered.flush()
-        if filtered.is_blocked:
-            raise self._safety.refusal(self._rule, self._param)
-        return text if allowed == text else allowed
-
-    def _note(self, rule: str, action: Action) -> None:
-        self._num_matches += 1
-        if self._num_matches > MAX_MATCHES:
-            raise InvalidRequestError(
-                f"rules match '{self._param}' more than {MAX_MATCHES} times; send less of that",
-                param=self._param,
-            )
-        if action != "flag":
-            self._rule = rule
-        self._safety.note("input", rule, action)
+async def _done(work: Callable[[], T], *, is_small: bool) -> T:
+    return work() if is_small else await asyncio.to_thread(work)

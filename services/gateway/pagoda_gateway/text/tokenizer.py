@@ -5,7 +5,7 @@ Uses the `tokenizers` library alone. Knows nothing of requests.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pagoda_runtime.tokenizer.text import tokenizer_file, tokenizer_text
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
 PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
 LARGE_IDS = 1024
+SPACE = "\u2581"  # as sentencepiece writes it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -38,7 +39,13 @@ _SPECIAL_NAMES = (
 
 
 class ModelTokenizer:
-    """Text <-> token ids of one model, as its reference implementation does it."""
+    """Text <-> token ids of one model, as its reference implementation does it.
+
+    Attributes:
+        special_tokens: by their names in tokenizer_config.json.
+        normalize: returns the text that tokens are made of, with spaces as they are; None: it is
+            the text as it is sent.
+    """
 
     def __init__(self, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
         """Wrap a loaded tokenizer; `config` is tokenizer_config.json."""
@@ -49,8 +56,12 @@ class ModelTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         pieces = [tokenizer.id_to_token(i) or "" for i in range(_size(tokenizer))]
-        decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
-        self._is_byte_level = _is_byte_level(decoder)
+        parts = json.loads(tokenizer.to_str())
+        self._is_byte_level = _is_byte_level(parts.get("decoder") or {})
+        normalizes = tokenizer.normalizer is not None and "ByteLevel" not in _steps(
+            parts["normalizer"]
+        )
+        self.normalize: Callable[[str], str] | None = self._normalized if normalizes else None
         self._token_bytes = [
             _byte_level_bytes(piece) if self._is_byte_level else _sentencepiece_bytes(piece)
             for piece in pieces
@@ -109,6 +120,12 @@ class ModelTokenizer:
                 list(texts), add_special_tokens=add_special_tokens
             )
         return [list(encoding.ids) for encoding in encoded]
+
+    def _normalized(self, text: str) -> str:
+        with reported_panics("the model's tokenizer"):
+            found: str = self._tokenizer.normalizer.normalize_str(text)
+        found = found.replace(SPACE, " ")
+        return found if text.startswith(" ") else found.removeprefix(" ")
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of whole sequences; for streams use `detokenizer`."""
@@ -221,6 +238,12 @@ def _is_byte_level(decoder: dict[str, Any]) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
+def _steps(normalizer: dict[str, Any]) -> set[str]:
+    """Return the types of a normalizer's steps."""
+    steps = normalizer.get("normalizers", ())
+    return {normalizer["type"]}.union(*map(_steps, steps))
+
+
 _BYTES = {char: byte for byte, char in BYTE_CHARS.items()}
 
 
@@ -233,4 +256,4 @@ def _byte_level_bytes(piece: str) -> bytes:
 
 def _sentencepiece_bytes(piece: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(piece)
-    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ").encode()

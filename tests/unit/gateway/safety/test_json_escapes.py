@@ -50,6 +50,7 @@ def test_what_is_no_escape_stays() -> None:
     ):
         assert written_out(list(text)) == text
     assert written_out(["\\\\\\u0061"]) == "\\\\a"
+    assert written_out(list("\\\\\\/\\\\/")) == "\\\\/\\\\/"
 
 
 def _units(char: str) -> list[int]:

@@ -11,6 +11,7 @@ from support.tiny_tokenizer import (
     sentencepiece_tokenizer,
     write_model_folder,
 )
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
@@ -42,6 +43,31 @@ def test_bytes_of_tokens_spell_the_text(text: str) -> None:
     tokenizer = ModelTokenizer(byte_level_tokenizer(), {})
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(tokenizer.token_bytes(i) for i in ids) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("steps", "sent", "seen"),
+    [
+        ([normalizers.NFC()], "cafe\u0301 x", "caf\u00e9 x"),
+        ([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")], "a b", "a b"),
+        ([normalizers.Prepend("\u2581"), normalizers.NFKC()], "\uff41\u2581b", "a b"),
+    ],
+)
+def test_the_text_that_tokens_are_made_of(
+    steps: list[normalizers.Normalizer], sent: str, seen: str
+) -> None:
+    made = byte_level_tokenizer()
+    made.normalizer = normalizers.Sequence(steps)
+    normalize = ModelTokenizer(made, {}).normalize
+    assert normalize is not None
+    assert normalize(sent) == seen
+
+
+def test_without_a_normalizer_it_is_the_text(tokenizer: ModelTokenizer) -> None:
+    assert tokenizer.normalize is None
+    made = byte_level_tokenizer()
+    made.normalizer = normalizers.ByteLevel()  # bytes, and no text
+    assert ModelTokenizer(made, {}).normalize is None
 
 
 def test_token_text_shows_bytes_of_half_a_character(tokenizer: ModelTokenizer) -> None:

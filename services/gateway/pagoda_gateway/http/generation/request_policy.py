@@ -27,6 +27,7 @@ class RequestPolicy:
     def __init__(self, gateway: Gateway, model: ServedModel, safety: RequestSafety) -> None:
         self._gateway = gateway
         self._model = model
+        self._prompts = gateway.texts[model.name].prompts
         self._safety = safety
         self._key: str | None = None  # of the answer, if it may be kept
 
@@ -41,9 +42,9 @@ class RequestPolicy:
 
         async def text_of(token_ids: Sequence[int]) -> str:
             self._model.check_token_ids(token_ids, param=body.prompt_field)
-            return await self._gateway.texts[self._model.name].prompts.text_of(token_ids)
+            return await self._prompts.text_of(token_ids)
 
-        return await self._safety.checked(body, text_of)
+        return await self._safety.checked(body, text_of, self._prompts.tokenizer.normalize)
 
     @property
     def judge(self) -> Callable[[], Awaitable[None]] | None:

@@ -59,6 +59,12 @@ class TextRules:
         filtered.flush()
         return filtered.is_blocked
 
+    def may_match(self, text: str) -> bool:
+        """Return whether anything matches, what is allowed too: sooner known than filtered."""
+        raw = text.encode(errors="replace")
+        found = (patterns.first(raw, 0) for patterns, _ in self._stages.values())
+        return any(start is not None for start in found)
+
     def new_filter(self, note: Note) -> "TextFilter":
         """Return the filter of one text."""
         return TextFilter(
