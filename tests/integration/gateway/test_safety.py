@@ -149,6 +149,31 @@ async def test_a_call_of_the_history_is_redacted_as_it_is_read(start: Start, rul
             assert answer.json()["error"]["code"] == "content_policy_violation"
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_what_is_left_of_a_cut_prompt_is_looked_at(
+    start: Start, rules: Path, side: str
+) -> None:
+    async with start(safety_file=rules) as running:
+        tokenizer = running.gateway.texts["tiny"].prompts.tokenizer
+        text = "damn yankees"
+        lost = tokenizer.encode(" yankees", add_special_tokens=False)
+        num = len(tokenizer.encode(text, add_special_tokens=False))
+        cut: dict[str, Any] = {"truncation_side": side, "add_special_tokens": False}
+        for body in (
+            {"prompt": text, **cut},
+            {"prompt": tokenizer.encode(text, add_special_tokens=False), **cut},
+        ):
+            whole = await running.completion(**body, truncate_prompt_tokens=num)
+            assert whole.status_code == 200, whole.text
+            less = await running.completion(**body, truncate_prompt_tokens=num - len(lost))
+            assert less.status_code == (400 if side == "right" else 200), less.text
+        cut["truncate_prompt_tokens"] = num - len(lost)
+        embedded = await running.http.post(
+            "/v1/embeddings", json={"model": "tiny", "input": text, **cut}
+        )
+        assert embedded.status_code == (400 if side == "right" else 200), embedded.text
+
+
 @pytest.mark.parametrize("n", [1, 3])
 async def test_a_stream_ends_before_what_is_denied(
     start: Start, bus: Bus, model_folder: Path, rules: Path, n: int

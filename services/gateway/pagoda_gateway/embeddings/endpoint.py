@@ -36,10 +36,10 @@ class EmbeddingProcessor(RequestProcessor[CompletionBody]):
         self, body: CompletionBody, _options: OutputOptions, model: ServedModel
     ) -> TokenizedPrompts:
         """Tokenise each input."""
-        prompts = await completion_prompts(
+        prompts, cut = await completion_prompts(
             self._prompts, body, model, max_prompts=MAX_INPUTS, default_max_tokens=None
         )
-        return TokenizedPrompts(prompts, body.max_tokens, None)
+        return TokenizedPrompts(prompts, body.max_tokens, None, cut_prompts=cut)
 
     async def form(self, _body: CompletionBody, _text_end: str, _tenant: str) -> AnswerForm:
         """Return the form of what has no text."""

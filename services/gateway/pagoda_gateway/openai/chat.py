@@ -44,6 +44,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
             max_tokens=max_tokens,
             echo_texts=[content_text(last)] if body.echo and last.role == "assistant" else None,
             text_end=chat.text_end,
+            cut_prompts=[token_ids] if len(token_ids) < len(chat.token_ids) else (),
         )
 
     async def form(self, body: ChatBody, text_end: str, tenant: str) -> AnswerForm:

@@ -15,8 +15,10 @@ async def completion_prompts(
     *,
     max_prompts: int,
     default_max_tokens: int | None,
-) -> list[tuple[list[int], str | None]]:
-    """Return (token ids, text) of each of a body's prompts; a text that nobody needs may be None.
+) -> tuple[list[tuple[list[int], str | None]], list[list[int]]]:
+    """Return (token ids, text) of each of a body's prompts, and the token ids of those cut short.
+
+    A text that nobody needs may be None.
 
     Raises:
         InvalidRequestError: they are too many or too long; before anything is tokenised.
@@ -36,16 +38,20 @@ async def completion_prompts(
     )
     num_reserved = default_max_tokens if body.max_tokens is None else body.max_tokens
     result: list[tuple[list[int], str | None]] = []
+    cut: list[list[int]] = []
     for item in items:
         text = item if isinstance(item, str) else None
         token_ids = next(tokens) if isinstance(item, str) else item
         if text is None:
             model.check_token_ids(token_ids, param=body.prompt_field)
         kept = truncated(token_ids, body, model, num_reserved=num_reserved)
-        if body.echo and (text is None or len(kept) < len(token_ids)):
+        is_cut = len(kept) < len(token_ids)
+        if is_cut:
+            cut.append(kept)
+        if body.echo and (text is None or is_cut):
             text = await maker.text_of(kept)
         result.append((kept, text))
-    return result
+    return result, cut
 
 
 def _check_size(body: CompletionBody, model: ServedModel, max_prompts: int) -> None:

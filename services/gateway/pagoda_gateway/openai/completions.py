@@ -32,7 +32,7 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
         self, body: CompletionBody, options: OutputOptions, model: ServedModel
     ) -> TokenizedPrompts:
         """Tokenise each prompt."""
-        prompts = await completion_prompts(
+        prompts, cut = await completion_prompts(
             self._prompts,
             body,
             model,
@@ -40,7 +40,7 @@ class CompletionProcessor(RequestProcessor[CompletionBody]):
             default_max_tokens=self.default_max_tokens,
         )
         echo_texts = [text or "" for _, text in prompts] if body.echo else None
-        return TokenizedPrompts(prompts, body.max_tokens, echo_texts)
+        return TokenizedPrompts(prompts, body.max_tokens, echo_texts, cut_prompts=cut)
 
     async def form(self, body: CompletionBody, _text_end: str, tenant: str) -> AnswerForm:
         """Return the form of plain texts."""

@@ -42,6 +42,7 @@ class ProcessedRequest:
         options: of the output.
         echo_texts: one for each prompt if the output repeats it.
         form: of the answers.
+        cut_prompts: token ids of those prompts that are less than what was sent.
     """
 
     prompts: list[Prompt]
@@ -49,6 +50,7 @@ class ProcessedRequest:
     options: OutputOptions
     echo_texts: list[str] | None
     form: AnswerForm
+    cut_prompts: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ class TokenizedPrompts:
         max_tokens: what the client asked for; None = nothing.
         echo_texts: see `ProcessedRequest`.
         text_end: the end of a conversation's text, which the output goes on from.
+        cut_prompts: see `ProcessedRequest`.
     """
 
     prompts: list[tuple[list[int], str | None]]
     max_tokens: int | None
     echo_texts: list[str] | None
     text_end: str = ""
+    cut_prompts: Sequence[Sequence[int]] = ()
 
 
 class RequestProcessor(ABC, Generic[Body]):
@@ -171,7 +175,9 @@ class RequestProcessor(ABC, Generic[Body]):
                 await asyncio.sleep(0)  # others have their turn between them
         if form.kept_token_ids != options.kept_token_ids:
             options = replace(options, kept_token_ids=form.kept_token_ids)
-        return ProcessedRequest(prompts, sampling, options, tokenized.echo_texts, form)
+        return ProcessedRequest(
+            prompts, sampling, options, tokenized.echo_texts, form, tokenized.cut_prompts
+        )
 
     def _budgets(
         self, body: Body, tokenized: TokenizedPrompts, options: OutputOptions, model: ServedModel

@@ -37,6 +37,7 @@ class RequestSafety:
         self._guards: list[OutputGuard] = []
         self._unjudged = ""  # what the moderators are to judge of the input
         self._prompt_field = ""
+        self._check: InputCheck | None = None  # that has looked at the body
 
     async def checked(self, body: Body, text_of: TextOf, normalize: Normalize | None) -> Body:
         """Return the body as the model may see it by rules of patterns; `judged` asks moderators.
@@ -51,13 +52,23 @@ class RequestSafety:
             return body
         decoded = [await text_of(token_ids) for token_ids in prompt_tokens(body)]
         note, param = partial(self.note, "input"), body.prompt_field
-        check = InputCheck(rules.patterns, note, self.refusal, param, normalize)
-        look = partial(check.look, body, decoded)
+        self._check = InputCheck(rules.patterns, note, self.refusal, param, normalize)
+        look = partial(self._check.look, body, decoded)
         body = await _done(look, is_small=is_small([body, decoded], INLINE_CHARS))
         if rules.moderated:
             self._unjudged = "\n".join([*said_texts(body), *decoded])
             self._prompt_field = body.prompt_field
         return body
+
+    async def see_cut(self, texts: Sequence[str]) -> None:
+        """Look once more at what is left of prompts that were cut after `checked`.
+
+        Raises:
+            ContentPolicyError: a rule refuses one: what made it harmless is gone.
+        """
+        if self._check is not None:
+            look = partial(self._check.see_all, texts)
+            await _done(look, is_small=sum(map(len, texts)) <= INLINE_CHARS)
 
     @property
     def is_judged(self) -> bool:

@@ -14,6 +14,14 @@ from pagoda_gateway.text.prompts import PromptMaker
 async def prompts(
     maker: PromptMaker, model: ServedModel, prompt: Any, **fields: Any
 ) -> list[tuple[list[int], str | None]]:
+    found, cut = await made(maker, model, prompt, **fields)
+    assert all(ids in [kept for kept, _ in found] for ids in cut)
+    return found
+
+
+async def made(
+    maker: PromptMaker, model: ServedModel, prompt: Any, **fields: Any
+) -> tuple[list[tuple[list[int], str | None]], list[list[int]]]:
     values = {"model": "tiny", "prompt": prompt, "echo": True, **fields}
     body = CompletionBody.model_validate(values)
     return await completion_prompts(maker, body, model, max_prompts=8, default_max_tokens=16)
@@ -50,6 +58,12 @@ async def test_prompts_are_cut_on_the_side_that_is_asked_for(
         ((ids, text),) = await prompts(maker, model, prompt, add_special_tokens=False, **fields)
         assert text == kept
         assert ids == [69 + ord(c) - ord("a") for c in kept]
+
+
+async def test_it_says_which_prompts_were_cut(maker: PromptMaker, model: ServedModel) -> None:
+    sent = [[5, 6], [7, 8, 9]]
+    assert (await made(maker, model, sent, truncate_prompt_tokens=2))[1] == [[8, 9]]
+    assert (await made(maker, model, sent))[1] == []
 
 
 @pytest.mark.parametrize(("max_tokens", "num_kept"), [(None, 84), (30, 70), (0, 99), (200, 1)])

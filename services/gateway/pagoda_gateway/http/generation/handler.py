@@ -182,6 +182,8 @@ class GenerationHandler(Generic[Sent, Body]):
         started = time.perf_counter()
         with stage_span("gateway.tokenize", span, context):
             processed = await processor.process(body, admitted.options, model, tenant)
+            if policy is not None:
+                await policy.see_cut(processed)
         note_loose(scope, processed.form.ignored)
         asked = None
         if policy is None and not key.scopes:  # nothing can keep it from running

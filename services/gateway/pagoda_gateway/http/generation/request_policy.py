@@ -46,6 +46,12 @@ class RequestPolicy:
 
         return await self._safety.checked(body, text_of, self._prompts.tokenizer.normalize)
 
+    async def see_cut(self, processed: ProcessedRequest) -> None:
+        """See `RequestSafety.see_cut`."""
+        if processed.cut_prompts:
+            texts = [await self._prompts.text_of(ids) for ids in processed.cut_prompts]
+            await self._safety.see_cut(texts)
+
     @property
     def judge(self) -> Callable[[], Awaitable[None]] | None:
         """What asks the moderators about the prompt: see `RequestSafety.judge`; None: none is."""
