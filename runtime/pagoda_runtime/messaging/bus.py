@@ -7,6 +7,7 @@ by itself after an outage. Knows no subject and no message in particular.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from pagoda_runtime.messaging.codec import (
     make_headers,
 )
 from pagoda_runtime.messaging.connection import Connection
+from pagoda_runtime.messaging.permissions import is_inbox
 from pagoda_runtime.messaging.request_server import RequestServer, with_read_at
 from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
@@ -49,6 +51,7 @@ R = TypeVar("R", bound=Message)
 
 CONNECT_SECONDS = 30.0
 CLOSE_GRACE_SECONDS = 1.0
+LOG_SECONDS = 60.0  # between lines about requests that are not answered
 MAX_PENDING_MESSAGES = 65536
 MAX_WAITING_REQUESTS = 1024
 MAX_PENDING_BYTES = 64 << 20
@@ -63,6 +66,7 @@ class Bus:
         self._handlers = BackgroundTasks()
         self.background = BackgroundTasks()  # loops that live as long as the connection
         self._streams = Streams(self._client, self.background)
+        self._say_unanswered_at = 0.0
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -371,6 +375,15 @@ class Bus:
         await self._reply(message, b"", {ERROR_HEADER: reason})
 
     async def _reply(self, message: Msg, payload: bytes, headers: dict[str, str] | None) -> None:
-        if message.reply:
-            with contextlib.suppress(nats.errors.Error):  # no connection: the caller hears nothing
-                self._client.post(message.reply, payload, headers=header_block(headers))
+        if not message.reply:
+            return
+        if not is_inbox(message.reply):
+            if time.monotonic() >= self._say_unanswered_at:
+                self._say_unanswered_at = time.monotonic() + LOG_SECONDS
+                logger.warning(
+                    "not answered: %s wants its answer on %.200r, which is nobody's inbox",
+                    kind_of(message.subject), message.reply,
+                )  # fmt: skip
+            return
+        with contextlib.suppress(nats.errors.Error):  # no connection: the caller hears nothing
+            self._client.post(message.reply, payload, headers=header_block(headers))

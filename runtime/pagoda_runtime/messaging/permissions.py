@@ -20,6 +20,7 @@ from pagoda_runtime.messaging.stream_repair import (
     lease_subject,
 )
 
+INBOX = "_INBOX"
 ANSWER_SECONDS = 60  # who has not answered by then, may not: every request's deadline is below
 
 
@@ -34,7 +35,16 @@ class Permissions:
 
 def inbox_prefix(user: str) -> str:
     """Return where the answers for a user come in; no user: the client library's default."""
-    return f"_INBOX.{user}" if user else "_INBOX"
+    return f"{INBOX}.{user}" if user else INBOX
+
+
+def is_inbox(subject: str) -> bool:
+    """Return whether somebody's answers come in there.
+
+    A server lets whoever hears a message publish once to the subject that it names for its answer,
+    whatever that is: what is answered elsewhere does what its sender may not.
+    """
+    return subject.startswith(f"{INBOX}.")
 
 
 def _making(stream: str) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ HEARTBEAT_SECONDS = 0.5
 SILENCE_SECONDS = 1.25  # without any sign of the pull: ask again
 PAUSE_SECONDS = 0.1
 
+ACK_PREFIX = "$JS.ACK."
 ACK = b"+ACK"
 TERM = b"+TERM"
 NAK_NOW = b"-NAK"
@@ -332,6 +333,8 @@ class StreamConsumer(Generic[M]):
             await self._reply(message, verdict)
 
     async def _reply(self, message: Msg, verdict: bytes) -> None:
+        if not message.reply.startswith(ACK_PREFIX):
+            return  # no message of a stream
         with contextlib.suppress(nats.errors.Error):  # unacknowledged messages come again
             await self._client.publish(message.reply, verdict)
 

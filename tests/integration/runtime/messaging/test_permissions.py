@@ -165,6 +165,31 @@ async def test_requests_are_answered_across_users(server: Server, tmp_path: Path
                 assert response.message == "r"
 
 
+async def test_an_answer_goes_to_an_inbox_and_nowhere_else(server: Server, tmp_path: Path) -> None:
+    """A server lets who answers publish to whatever subject the request names."""
+
+    async def answer(_request: CancelRequest, _context: Context) -> GenerateResponse:
+        raise ValueError("whose answer has no payload")
+
+    subject, forbidden = subjects.decode("deputy"), subjects.kv_events("deputy")
+    inbox = f"{inbox_prefix('gateway')}.mine"
+    async with (
+        bus_of("decode", server, tmp_path) as there,
+        client_of("gateway", server) as (client, _refused),
+        client_of("router", server) as (router, _),
+    ):
+        await there.serve(subject, CancelRequest, answer)
+        stream = router.jetstream(timeout=60)
+        await stream.add_stream(name=subjects.KV_EVENTS_STREAM, subjects=[subjects.KV_EVENTS_ALL])
+        before = (await stream.stream_info(subjects.KV_EVENTS_STREAM)).state.messages
+        answered = await client.subscribe(inbox)
+        for reply in (forbidden, f"$JS.API.STREAM.DELETE.{subjects.KV_EVENTS_STREAM}", inbox):
+            await client.publish(subject, b"", reply=reply)
+        await answered.next_msg(timeout=60)  # by then the others were not answered
+
+        assert (await stream.stream_info(subjects.KV_EVENTS_STREAM)).state.messages == before
+
+
 @pytest.mark.parametrize(
     ("writers", "reader", "stream", "subject"),
     [
