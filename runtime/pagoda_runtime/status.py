@@ -108,7 +108,9 @@ class WorkerDirectory:
         self._listeners.append(listener)
 
     def on_status(self, status: WorkerStatus) -> None:
-        """Take one heartbeat."""
+        """Take one heartbeat; one with an id that is none is nobody's."""
+        if not subjects.is_plain(status.worker_id):
+            return
         entry = self._entries.get(status.worker_id)
         is_other_epoch = entry is not None and entry.status.epoch != status.epoch
         if entry and is_other_epoch and status.sent_unix_seconds < entry.status.sent_unix_seconds:

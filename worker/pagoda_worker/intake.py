@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import EngineError, KvSource, SequenceRequest, TokenMask, check_request
+from pagoda_runtime.messaging import subjects
 from pagoda_worker import engine_messages
 from pagoda_worker.errors import RequestFormatError
 from pagoda_worker.sequences import LiveSequence, sequence_id_of
@@ -54,6 +55,12 @@ def check_message(
         first_export_block: see `SequenceRequest`.
         token_mask: see `SequenceRequest`.
     """
+    for name, process_id in (
+        ("gateway_id", message.gateway_id),
+        ("plan.prefill_worker_id", message.plan.prefill_worker_id),
+    ):
+        if process_id and not subjects.is_plain(process_id):
+            return invalid(f"{name} is {process_id[:80]!r}, must be a plain id")
     if any(other.attempt > message.attempt and not other.is_ending for other in others):
         return invalid(f"attempt {message.attempt} of {message.request_id} has been superseded")
     if num_waiting >= max_num_waiting:

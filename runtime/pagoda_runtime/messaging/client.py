@@ -41,6 +41,7 @@ class DirectClient(Client):
             headers: as `codec.header_block` writes them; empty: none.
 
         Raises:
+            nats.errors.BadSubjectError: the server would not read it as one.
             nats.errors.MaxPayloadError: the server takes no payload of this size.
             nats.errors.OutboundBufferLimitError: too much waits already.
             nats.errors.Error: the connection is closed, or draining.
@@ -48,6 +49,9 @@ class DirectClient(Client):
         size = len(headers) + len(payload)
         if size > self._max_payload:
             raise nats.errors.MaxPayloadError
+        # A subject may have an id in it that came in a message: a line end would be a command.
+        if not _is_subject(subject) or (reply and not _is_subject(reply)):
+            raise nats.errors.BadSubjectError
         target = f"{subject} {reply}" if reply else subject
         if headers:
             head = f"HPUB {target} {len(headers)} {size}\r\n".encode()
@@ -146,6 +150,11 @@ class DirectClient(Client):
             self._pending = []
         self._pending_data_size = 0
         return True
+
+
+def _is_subject(text: str) -> bool:
+    """Return whether there is neither white space nor a control character in it."""
+    return bool(text) and text.isprintable() and " " not in text
 
 
 async def _ignore(_: Msg) -> None:

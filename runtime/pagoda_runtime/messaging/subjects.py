@@ -32,10 +32,18 @@ ROUTER_QUEUE = "router"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+def is_plain(text: str) -> bool:
+    """Return whether `text` may be an id: up to 64 letters, digits, `-` and `_`.
+
+    Others would end a subject, or NATS's whole line: whoever takes an id in a message looks.
+    """
+    return _PLAIN.fullmatch(text) is not None
+
+
 @functools.lru_cache(maxsize=1024)
 def token(text: str) -> str:
     """Return `text` as one subject token: itself if plain, else a readable slug and a hash."""
-    if _PLAIN.fullmatch(text):
+    if is_plain(text):
         return text
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", text)[:40].strip("-")
     digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -49,6 +49,11 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
     ) -> generate_pb2.PrefillResponse:
         """Take a prompt in, or say why not."""
         generate, lease = message.generate, message.lease
+        if lease.worker_id and not subjects.is_plain(lease.worker_id):
+            text = f"lease.worker_id is {lease.worker_id[:80]!r}, must be a plain id"
+            return generate_pb2.PrefillResponse(
+                status=generate_pb2.ADMIT_STATUS_INVALID, message=text
+            )
         can_fetch = self.worker.tiers.can_fetch and generate.plan.num_fetch_blocks > 0
         admitted = await self.admit(
             generate,

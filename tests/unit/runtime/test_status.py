@@ -40,6 +40,14 @@ def test_alive_filters_by_role() -> None:
     assert len(directory.alive()) == 2
 
 
+def test_a_heartbeat_of_an_id_that_is_none_is_nobody_s() -> None:
+    directory, _, heard = make_directory()
+    for name in ("", "a.b", "a\r\nPUB x 0", "*"):
+        directory.on_status(status(name))
+
+    assert (directory.alive(), heard) == ([], [])
+
+
 def test_a_silent_worker_expires() -> None:
     directory, clock, heard = make_directory()
     directory.on_status(status())

@@ -62,6 +62,19 @@ def check(
     )
 
 
+@pytest.mark.parametrize("name", ["g 0\r\n\r\nPUB pagoda.v1.x", "a.b", "*", "x" * 65])
+def test_an_id_that_is_none_is_refused(name: str) -> None:
+    for message in (
+        make_message(gateway_id=name),
+        make_message(plan=generate_pb2.KvPlan(prefill_worker_id=name)),
+    ):
+        refusal = check(message)
+
+        assert isinstance(refusal, Refusal)
+        assert refusal.status == generate_pb2.ADMIT_STATUS_INVALID
+        assert "must be a plain id" in refusal.message
+
+
 def test_what_can_be_served_is_the_engines_request() -> None:
     request = check(make_message(), deadline=100.5)
 

@@ -10,7 +10,7 @@ from support.servers import Server
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import BusDisconnectedError, MessageTooLargeError
+from pagoda_runtime.errors import BusDisconnectedError, BusError, MessageTooLargeError
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.messaging.connection import MAX_UNSENT_BYTES
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
@@ -70,6 +70,29 @@ async def test_a_listener_that_raises_hears_the_next(bus: Bus) -> None:
     await heard.until("1")
 
     assert failed._value.get() == before + 1
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "test.direct.x 0\r\n\r\nPUB test.direct.forged 0\r\n\r\nPUB test.direct.x",
+        "test.direct.forged reply",
+        "test.direct.\t",
+        "test.direct.\x7f",
+        "",
+    ],
+)
+async def test_what_is_no_subject_is_not_written(bus: Bus, subject: str) -> None:
+    heard = Heard()
+    await bus.listen("test.direct.forged", CancelRequest, heard.take)
+    with pytest.raises(BusError, match="invalid subject"):
+        bus.post(subject, request(0))
+    with pytest.raises(BusError, match="invalid subject"):
+        bus.ask(subject, request(0), CancelRequest, timeout_seconds=SECONDS)
+    bus.post("test.direct.forged", request(1))
+    await heard.until("1")
+
+    assert heard.ids == ["1"]
 
 
 async def test_unsubscribed_listeners_hear_nothing(bus: Bus) -> None:
