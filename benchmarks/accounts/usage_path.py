@@ -32,6 +32,7 @@ from pagoda_gateway.accounts.usage.applier import flattened
 from pagoda_gateway.accounts.usage.forwarder import Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_runtime.identity import new_request_id
 from pagoda_runtime.messaging.bus import Bus
@@ -145,10 +146,11 @@ async def measure_gateway(folder: Path) -> dict[str, float]:
     """Return microseconds of CPU of both records of a request, until NATS has them."""
     with nats_server(folder) as nats:
         async with Bus.connect(settings_for(nats, home=folder), name="bench") as bus:
+            await ensure_usage_stream(bus, 1 << 30)
             outbox = await Outbox.open(
                 folder, "gateway", max_bytes=1 << 30, on_state=lambda *_: None
             )
-            forwarder = Forwarder(bus, outbox, folder, stream_bytes=1 << 30, timeout_seconds=20)
+            forwarder = Forwarder(bus, outbox, folder, timeout_seconds=20)
             log, tasks = UsageLog(outbox, timeout_seconds=60), BackgroundTasks()
             tasks.start(forwarder.run())
             ids = iter([new_request_id() for _ in range(NUM_GATEWAY_REQUESTS)])

@@ -32,7 +32,7 @@ from support.engine_driver import EngineDriver
 
 SECONDS = 60.0
 BLOCK_SIZE = 16
-USAGE_BYTES = 1 << 20
+STREAM_BYTES = 1 << 20
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 SMALL: dict[str, Any] = {
     "device": "cpu",
@@ -109,14 +109,18 @@ class Cluster:
                 subjects.frames(cluster.gateway_id), generate_pb2.FramesMessage, cluster._on_frames
             )
             await bus.subscribe(subjects.STATUS_ALL, status_pb2.WorkerStatus, cluster._on_status)
-            # As a gateway does: without it each worker waits for it at its end, for two seconds.
-            await bus.ensure_stream(
-                subjects.USAGE_STREAM,
-                [subjects.USAGE_ALL],
-                max_bytes=USAGE_BYTES,
-                max_age_seconds=None,
-                discard_old=True,
-            )
+            # As an applier and a router do: without the first each worker waits for it at its end.
+            for stream, pattern in (
+                (subjects.USAGE_STREAM, subjects.USAGE_ALL),
+                (subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
+            ):
+                await bus.ensure_stream(
+                    stream,
+                    [pattern],
+                    max_bytes=STREAM_BYTES,
+                    max_age_seconds=None,
+                    discard_old=True,
+                )
             async with cluster._stack:
                 yield cluster
 

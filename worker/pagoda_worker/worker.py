@@ -200,13 +200,7 @@ class Worker(Generic[S]):
             tasks: gets the background loops; one that fails ends the service.
         """
         self._role = handler
-        await self.bus.ensure_stream(
-            subjects.KV_EVENTS_STREAM,
-            [subjects.KV_EVENTS_ALL],
-            max_bytes=subjects.KV_EVENTS_MAX_BYTES,
-            max_age_seconds=None,
-            discard_old=True,
-        )
+        self.bus.watch_stream(subjects.KV_EVENTS_STREAM, [subjects.KV_EVENTS_ALL])
         await self.bus.subscribe(
             subjects.kv_snapshot(self.identity.worker_id),
             kv_event_pb2.KvSnapshotRequest,

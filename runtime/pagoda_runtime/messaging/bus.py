@@ -33,10 +33,10 @@ from pagoda_runtime.messaging.codec import (
     make_headers,
 )
 from pagoda_runtime.messaging.connection import Connection
-from pagoda_runtime.messaging.permissions import is_inbox
 from pagoda_runtime.messaging.request_server import RequestServer, with_read_at
 from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
+from pagoda_runtime.messaging.subjects import is_inbox
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.telemetry.metrics import BUS_HANDLER_ERRORS
@@ -269,7 +269,10 @@ class Bus:
         discard_old: bool,
         on_state: OnState | None = None,
     ) -> None:
-        """Create or update a JetStream stream in file storage; see `Streams.ensure`."""
+        """Create or update a JetStream stream in file storage; see `Streams.ensure`.
+
+        Only the service that `permissions` lets do so; the others call `watch_stream`.
+        """
         await self._streams.ensure(
             name,
             subjects,
@@ -278,6 +281,12 @@ class Bus:
             discard_old=discard_old,
             on_state=on_state,
         )
+
+    def watch_stream(
+        self, name: str, subjects: list[str], *, on_state: OnState | None = None
+    ) -> None:
+        """Know a stream that another process makes; see `Streams.watch`."""
+        self._streams.watch(name, subjects, on_state)
 
     async def publish_durable(
         self,

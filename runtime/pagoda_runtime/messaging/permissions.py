@@ -5,7 +5,9 @@ server. A service that starts to use another subject gets it here, or the server
 service logs `permissions violation`). Answers need no subject of their own: who hears a request may
 answer it once. Inboxes are apart by user, so nobody hears another's answers.
 
-A service that writes a stream may also make, change and replace it, as each may have to.
+One service may make, change and replace a stream, the one that reads it: the subjects of a stream
+and where it is published again are in its configuration, so whoever may write that hears all and
+says anything. The others ask it to (see `stream_repair`).
 """
 
 import json
@@ -18,9 +20,9 @@ from pagoda_runtime.messaging.stream_repair import (
     PROBE_STREAM,
     PROBE_SUBJECT,
     lease_subject,
+    wanted_subject,
 )
 
-INBOX = "_INBOX"
 ANSWER_SECONDS = 60  # who has not answered by then, may not: every request's deadline is below
 
 
@@ -35,16 +37,7 @@ class Permissions:
 
 def inbox_prefix(user: str) -> str:
     """Return where the answers for a user come in; no user: the client library's default."""
-    return f"{INBOX}.{user}" if user else INBOX
-
-
-def is_inbox(subject: str) -> bool:
-    """Return whether somebody's answers come in there.
-
-    A server lets whoever hears a message publish once to the subject that it names for its answer,
-    whatever that is: what is answered elsewhere does what its sender may not.
-    """
-    return subject.startswith(f"{INBOX}.")
+    return f"{subjects.INBOX}.{user}" if user else subjects.INBOX
 
 
 def _making(stream: str) -> tuple[str, ...]:
@@ -60,6 +53,11 @@ def _making(stream: str) -> tuple[str, ...]:
         *probe,
         PROBE_SUBJECT,
     )
+
+
+def _writing(stream: str) -> tuple[str, ...]:
+    """What takes, beside its subjects, to write a stream that another service makes."""
+    return f"$JS.API.STREAM.INFO.{stream}", wanted_subject(stream)
 
 
 def _consuming(stream: str) -> tuple[str, ...]:
@@ -87,7 +85,7 @@ def _worker(role: str) -> Permissions:
             subjects.frames("*"),
             subjects.status(role, "*"),
             subjects.kv_events("*"),
-            *_making(subjects.KV_EVENTS_STREAM),
+            *_writing(subjects.KV_EVENTS_STREAM),
             subjects.USAGE_SEQUENCES,
             *asks,
         ),
@@ -115,7 +113,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
             subjects.ACCOUNTS_CHANGED,
             subjects.USAGE_REQUESTS,
             subjects.LEDGER_RECONCILE,
-            *_making(subjects.USAGE_STREAM),
+            *_writing(subjects.USAGE_STREAM),
             f"$JS.API.CONSUMER.INFO.{subjects.USAGE_STREAM}.*",  # what the ledger has of it
         ),
         subscribe=(
@@ -133,7 +131,11 @@ PERMISSIONS: Mapping[str, Permissions] = {
             *_making(subjects.USAGE_STREAM),
             *_consuming(subjects.USAGE_STREAM),
         ),
-        subscribe=(subjects.LEDGER_RECONCILE, subjects.status_of("gateway")),
+        subscribe=(
+            subjects.LEDGER_RECONCILE,
+            subjects.status_of("gateway"),
+            wanted_subject(subjects.USAGE_STREAM),
+        ),
         may_answer=True,
     ),
     "router": Permissions(
@@ -146,6 +148,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
         subscribe=(
             subjects.ROUTE_ALL,
             *(subjects.status_of(role) for role in ("prefill", "decode", "kvstore")),
+            wanted_subject(subjects.KV_EVENTS_STREAM),
         ),
         may_answer=True,
     ),
@@ -155,7 +158,7 @@ PERMISSIONS: Mapping[str, Permissions] = {
         publish=(
             subjects.status("kvstore", "*"),
             subjects.kv_events("*"),
-            *_making(subjects.KV_EVENTS_STREAM),
+            *_writing(subjects.KV_EVENTS_STREAM),
         ),
         subscribe=(subjects.kv_snapshot("*"),),
     ),

@@ -4,21 +4,27 @@ nats-server keeps the first write error of a stream (its disk was full) until th
 anew or the server starts again: it goes on to acknowledge nothing, with space back or not. So,
 once a probe stream shows that the disk takes writes again, the stream is made anew; one whose
 messages matter only when every one of them was acknowledged, and while nothing can come in. One
-process does so at a time. Knows streams by their configuration; knows no message.
+process does so at a time, and only one of the stream's owners, who may change streams
+(`permissions`): those who write it and notice tell them. Knows streams by their configuration;
+knows no message.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 
 from pagoda_runtime.errors import StreamError
+from pagoda_runtime.messaging.subjects import is_inbox
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.tasks.retry import retry_delay
@@ -32,6 +38,8 @@ ANSWER_SECONDS = 2.0
 ATTEMPT_SECONDS = 20.0
 LEASE_SECONDS = 30.0  # longer than an attempt: nobody else begins before it has ended
 APPLIED_TRIES, APPLIED_PAUSE_SECONDS = 20, 0.25
+MADE_SECONDS = 30.0  # since a stream was made: who complains has not tried it yet, or has no case
+IS_WELL = b"+OK"
 PROBE_BYTES = 1 << 16
 LEASE_STREAM, PROBE_STREAM = "PAGODA_REPAIR_LEASE", "PAGODA_REPAIR_PROBE"
 PROBE_SUBJECT = "pagoda.v1.repair_probe"
@@ -50,21 +58,48 @@ _EXPECT_NONE = {"Nats-Expected-Last-Subject-Sequence": "0"}
 class _Watched:
     config: StreamConfig
     on_state: OnState | None
+    is_ours: bool
+    made_at: float = field(default_factory=time.monotonic)
     trouble: str = ""
     task: asyncio.Task[None] | None = None
 
 
 class StreamRepair:
-    """The streams that one connection made, and what is wrong with them."""
+    """The streams that one connection makes or writes, and what is wrong with them."""
 
     def __init__(self, client: Client, tasks: BackgroundTasks) -> None:
         self._client, self._tasks = client, tasks
         self._jetstream = client.jetstream(timeout=ANSWER_SECONDS)
         self._streams: dict[str, _Watched] = {}
+        self._heard: set[str] = set()
 
     def watch(self, config: StreamConfig, on_state: OnState | None) -> None:
-        """Look after this stream; `on_state` hears of each change, at first nothing."""
-        self._streams[config.name or ""] = _Watched(config, on_state)
+        """Look after another's stream, of which only name and subjects need be known.
+
+        `on_state` hears of each change, at first nothing.
+        """
+        self._streams[config.name or ""] = _Watched(config, on_state, is_ours=False)
+
+    async def own(self, config: StreamConfig, on_state: OnState | None) -> None:
+        """Look after a stream that was made here, and hear of those who write it."""
+        name = config.name or ""
+        self._streams[name] = _Watched(config, on_state, is_ours=True)
+        if name not in self._heard:
+            self._heard.add(name)
+            on_wanted = functools.partial(self._on_wanted, name)
+            await self._client.subscribe(wanted_subject(name), queue="owners", cb=on_wanted)
+
+    async def _on_wanted(self, name: str, message: Msg) -> None:
+        """Repair a stream that somebody found silent; say when that has been done.
+
+        Somebody may have no case: nothing that matters is lost then, and not often.
+        """
+        watched = self._streams[name]
+        is_well = time.monotonic() - watched.made_at < MADE_SECONDS
+        if not is_well:
+            self._begin(watched, is_silent=True)
+        if is_inbox(message.reply):
+            await self._client.publish(message.reply, IS_WELL if is_well else b"")
 
     def trouble(self, subject: str) -> str:
         """Return why the subject's stream takes nothing now; empty: it does, or nobody knows."""
@@ -79,7 +114,11 @@ class StreamRepair:
             is_silent: there was no answer; else it was refused, which a full stream does, too.
         """
         watched = self._find(subject)
-        if watched is not None and (watched.task is None or watched.task.done()):
+        if watched is not None:
+            self._begin(watched, is_silent)
+
+    def _begin(self, watched: _Watched, is_silent: bool) -> None:
+        if watched.task is None or watched.task.done():
             work = self._look_after(watched, is_silent)
             watched.task = self._tasks.start(work, name=f"repair {watched.config.name}")
 
@@ -122,15 +161,29 @@ class StreamRepair:
             return False
         if not is_silent:
             return True  # it answers, and has room
+        if not watched.is_ours:
+            is_there = info is not None
+            self._set_trouble(watched, _not_stored() if is_there else _not_there(name))
+            return is_there and await self._owner_says_well(name)
         if not watched.trouble:
             self._set_trouble(watched, _not_stored())
         if not await self._take_lease(name):
             return False
         try:
             await self._probe_disk()
-            return await self._make_anew(watched.config, info)
+            is_done = await self._make_anew(watched.config, info)
+            if is_done:
+                watched.made_at = time.monotonic()
+            return is_done
         finally:
             await self._jetstream.purge_stream(LEASE_STREAM, subject=lease_subject(name))
+
+    async def _owner_says_well(self, name: str) -> bool:
+        try:
+            answer = await self._client.request(wanted_subject(name), timeout=ANSWER_SECONDS)
+        except nats.errors.NoRespondersError:
+            return True  # nobody can mend it, and it may be well: the next message will tell
+        return answer.data == IS_WELL
 
     async def _take_lease(self, name: str) -> bool:
         await self._jetstream.add_stream(_LEASE)
@@ -198,12 +251,21 @@ def lease_subject(name: str) -> str:
     return f"pagoda.v1.repair_lease.{name}"
 
 
+def wanted_subject(name: str) -> str:
+    """Who finds the stream of this name silent tells its owners here (request)."""
+    return f"pagoda.v1.repair_wanted.{name}"
+
+
 def _is_full(info: StreamInfo) -> bool:
     """Return whether a stream that refuses new messages has hardly room for one."""
     limit = info.config.max_bytes or 0
     if info.config.discard is not DiscardPolicy.NEW or limit <= 0:
         return False
     return info.state.bytes + min(PROBE_BYTES, limit // 8) > limit
+
+
+def _not_there(name: str) -> str:
+    return f"NATS has no stream {name}: who reads it makes it, a router or an applier"
 
 
 def _not_stored(error: Exception | None = None) -> str:

@@ -71,8 +71,8 @@ class Streams:
         """Create the stream, or change it to these limits; several processes may do so at once.
 
         Where the server's disk has no room for `max_bytes`, the limit is halved until it has, down
-        to 1 MiB. From now on, a stream that stops storing is noticed and repaired, see
-        `StreamRepair`; `on_state` hears of it.
+        to 1 MiB. From now on, a stream that stops storing is noticed here, or heard of from those
+        who write it, and repaired, see `StreamRepair`; `on_state` hears of it.
 
         Raises:
             StreamError: JetStream refused, or was not there within 15 s.
@@ -93,13 +93,21 @@ class Streams:
             async with asyncio.timeout(READY_SECONDS):
                 while True:
                     try:
-                        return self._repair.watch(await self._ensure_once(config), on_state)
+                        made = await self._ensure_once(config)
+                        return await self._repair.own(made, on_state)
                     except (nats.js.errors.ServiceUnavailableError, nats.errors.Error) as error:
                         if isinstance(error, nats.js.errors.BadRequestError):
                             raise StreamError(name, str(error)) from error
                         cause = error
                     await asyncio.sleep(PAUSE_SECONDS)
         raise StreamError(name, f"not there within {READY_SECONDS:g} s ({_text(cause)})") from cause
+
+    def watch(self, name: str, subjects: list[str], on_state: OnState | None) -> None:
+        """Notice from now on if the stream stops storing, and have its owner repair it.
+
+        It need not be there yet: what is published before waits for it.
+        """
+        self._repair.watch(StreamConfig(name=name, subjects=subjects), on_state)
 
     async def publish(
         self,

@@ -9,6 +9,7 @@ import hashlib
 import re
 
 PREFIX = "pagoda.v1"
+INBOX = "_INBOX"  # answers come in under it
 
 USAGE_STREAM = "USAGE"
 USAGE_REQUESTS = f"{PREFIX}.usage.requests"  # gateways' records
@@ -38,6 +39,15 @@ def is_plain(text: str) -> bool:
     Others would end a subject, or NATS's whole line: whoever takes an id in a message looks.
     """
     return _PLAIN.fullmatch(text) is not None
+
+
+def is_inbox(subject: str) -> bool:
+    """Return whether somebody's answers come in there.
+
+    A server lets whoever hears a message publish once to the subject that it names for its answer,
+    whatever that is: who answers elsewhere does what the sender may not.
+    """
+    return subject.startswith(f"{INBOX}.")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -327,7 +327,6 @@ async def _open_usage_log(
         bus,
         outbox,
         root,
-        stream_bytes=settings.usage_log_bytes,
         timeout_seconds=settings.usage_timeout_seconds,
     )
     try:

@@ -99,13 +99,7 @@ async def _serve(
             ),
         ) as port,
     ):
-        await bus.ensure_stream(
-            subjects.KV_EVENTS_STREAM,
-            [subjects.KV_EVENTS_ALL],
-            max_bytes=subjects.KV_EVENTS_MAX_BYTES,
-            max_age_seconds=None,
-            discard_old=True,
-        )
+        bus.watch_stream(subjects.KV_EVENTS_STREAM, [subjects.KV_EVENTS_ALL])
         publisher = EventPublisher(
             bus,
             store,

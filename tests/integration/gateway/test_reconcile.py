@@ -130,7 +130,7 @@ def only_folder(root: Path) -> Path:
 async def adopt(bus: Bus, folder: Path) -> None:
     """Have another gateway send what a dead one left in its outbox."""
     outbox = await Outbox.open(folder.parent, "alive", max_bytes=1 << 20, on_state=lambda *_: None)
-    forwarder = Forwarder(bus, outbox, folder.parent, stream_bytes=1 << 20, timeout_seconds=5)
+    forwarder = Forwarder(bus, outbox, folder.parent, timeout_seconds=5)
     adopting = asyncio.create_task(forwarder.adopt_forever())
     async with asyncio.timeout(60):
         while await asyncio.to_thread(folder.exists):  # noqa: ASYNC110

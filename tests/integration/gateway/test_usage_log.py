@@ -63,7 +63,7 @@ async def sending(
 ) -> AsyncIterator[tuple[UsageLog, Outbox]]:
     """A gateway's usage log and what sends it on."""
     outbox = await Outbox.open(root, name, max_bytes=max_bytes, on_state=lambda *_: None)
-    forwarder = Forwarder(bus, outbox, root, stream_bytes=1 << 20, timeout_seconds=2)
+    forwarder = Forwarder(bus, outbox, root, timeout_seconds=2)
     tasks = BackgroundTasks()
     if is_sending:
         tasks.start(forwarder.run())
@@ -85,8 +85,7 @@ async def test_a_log_smaller_than_all_records_never_refuses_a_request(
     async def ensure_small_stream(bus: Bus, _max_bytes: int) -> None:
         await ensure_usage_stream(bus, MAX_BYTES)
 
-    for module in (applier, forwarder):
-        monkeypatch.setattr(module, "ensure_usage_stream", ensure_small_stream)
+    monkeypatch.setattr(applier, "ensure_usage_stream", ensure_small_stream)
     monkeypatch.setattr(applier, "TRIM_SECONDS", 0.01)
     common = settings_for(own_nats, home=tmp_path)
     async with (
@@ -109,6 +108,7 @@ async def test_records_that_come_within_a_moment_go_in_one_message(
         Bus.connect(settings_for(own_nats, home=tmp_path), name="gateway") as bus,
         asyncio.timeout(60),
     ):
+        await ensure_usage_stream(bus, 1 << 20)
         async with sending(bus, tmp_path / "outboxes", "g") as (log, outbox):
             await log.close(closed("first"))
             await outbox.is_drained.wait()  # at once
@@ -156,6 +156,7 @@ async def test_a_record_whose_acknowledgement_was_lost_counts_once(
             num_applied += len(records)
 
         await ledger.apply([UsageRecord(open=opened("r"))])
+        await ensure_usage_stream(first, 1 << 20)
         async with sending(first, tmp_path, "g") as (log, outbox):
             await log.close(closed("r"))
             await outbox.is_drained.wait()
@@ -304,7 +305,7 @@ async def test_a_folder_that_was_half_deleted_keeps_nobody_waiting(
         sending(bus, tmp_path, "one", is_sending=False) as (_, outbox),
         asyncio.timeout(30),
     ):
-        own = Forwarder(bus, outbox, tmp_path, stream_bytes=1 << 20, timeout_seconds=2)
+        own = Forwarder(bus, outbox, tmp_path, timeout_seconds=2)
         tasks.start(own.adopt_forever())
         await own.until_sent()
         await tasks.close()
@@ -318,6 +319,7 @@ async def test_requests_flow_while_jetstream_is_not_there_at_all(
         Bus.connect(common, name="gateway") as bus,
         sending(bus, tmp_path / "outbox", "g") as (log, outbox),
     ):
+        await ensure_usage_stream(bus, 1 << 20)
         await log.open(opened("a"))
         await outbox.is_drained.wait()
         own_nats.stop(kill=True)

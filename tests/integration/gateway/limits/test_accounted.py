@@ -55,7 +55,7 @@ async def looking(
 ) -> AsyncIterator[tuple[Accounted, UsageLog]]:
     """A gateway's usage log, what sends it on, and what looks where it is."""
     outbox = await Outbox.open(root, "own", max_bytes=1 << 20, on_state=lambda *_: None)
-    sender = Forwarder(bus, outbox, root, stream_bytes=1 << 20, timeout_seconds=2)
+    sender = Forwarder(bus, outbox, root, timeout_seconds=2)
     tasks = BackgroundTasks()
     tasks.start(sender.run())
     tasks.start(sender.adopt_forever())

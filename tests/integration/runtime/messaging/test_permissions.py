@@ -8,15 +8,17 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.errors import NotFoundError
 from opentelemetry.context import Context
 from pydantic import SecretStr
 from support.servers import Server, binary, free_port, settings_for
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest, GenerateResponse
-from pagoda_runtime.errors import BusConnectError
-from pagoda_runtime.messaging import subjects
+from pagoda_runtime.errors import BusConnectError, RequestTimeoutError
+from pagoda_runtime.messaging import stream_repair, subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization, inbox_prefix
+from pagoda_runtime.messaging.stream_repair import LEASE_STREAM, PROBE_STREAM
 
 pytestmark = pytest.mark.integration
 
@@ -95,6 +97,20 @@ FORBIDDEN_TO_PUBLISH = [
     ("gateway", subjects.status("decode", "decode-1")),
     ("gateway", subjects.kv_events("decode-1")),
     ("gateway", "$JS.API.STREAM.PURGE.KV_EVENTS"),
+    # Who may write a stream's configuration hears and says whatever it likes.
+    *(
+        (user, f"$JS.API.STREAM.{call}.{stream}")
+        for user, own in (
+            ("gateway", subjects.USAGE_STREAM),
+            ("decode", subjects.KV_EVENTS_STREAM),
+            ("prefill", subjects.KV_EVENTS_STREAM),
+            ("kvstore", subjects.KV_EVENTS_STREAM),
+        )
+        for stream in (own, PROBE_STREAM, LEASE_STREAM)
+        for call in ("CREATE", "UPDATE", "DELETE", "PURGE")
+    ),
+    ("router", "$JS.API.STREAM.UPDATE.USAGE"),
+    ("applier", "$JS.API.STREAM.UPDATE.KV_EVENTS"),
 ]
 FORBIDDEN_TO_HEAR = [
     ("decode", subjects.frames("*")),
@@ -224,12 +240,13 @@ async def test_streams_are_made_written_read_trimmed_and_replayed(
 
     async with bus_of(reader, server, tmp_path) as reading:
         await make(reading, 1 << 20)
+        await make(reading, 2 << 20)
         await reading.consume(
             stream, "durable", CancelRequest, handler, batch=4, in_order=True, trim_seconds=None
         )
         for writer in writers:
             async with bus_of(writer, server, tmp_path) as writing:
-                await make(writing, 2 << 20)
+                writing.watch_stream(stream, [f"{subject.rsplit('.', 1)[0]}.*"])
                 await writing.publish_durable(
                     subject,
                     CancelRequest(request_id=writer),
@@ -243,13 +260,11 @@ async def test_streams_are_made_written_read_trimmed_and_replayed(
 @pytest.mark.parametrize(
     ("user", "stream", "pattern"),
     [
-        ("gateway", subjects.USAGE_STREAM, subjects.USAGE_ALL),
         ("applier", subjects.USAGE_STREAM, subjects.USAGE_ALL),
-        ("decode", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
-        ("kvstore", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
+        ("router", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL),
     ],
 )
-async def test_who_writes_a_stream_may_repair_it(
+async def test_who_reads_a_stream_may_repair_it(
     server: Server, tmp_path: Path, user: str, stream: str, pattern: str
 ) -> None:
     async with bus_of(user, server, tmp_path) as bus, asyncio.timeout(60):
@@ -260,6 +275,89 @@ async def test_who_writes_a_stream_may_repair_it(
         watched = repair._streams[stream]
         while not await repair._is_well(watched, is_silent=True):  # noqa: ASYNC110  (a lease)
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("writer", "owner", "stream", "pattern", "subject"),
+    [
+        ("gateway", "applier", subjects.USAGE_STREAM, subjects.USAGE_ALL, subjects.USAGE_REQUESTS),
+        *(
+            (user, "router", subjects.KV_EVENTS_STREAM, subjects.KV_EVENTS_ALL,
+             subjects.kv_events("worker"))
+            for user in ("decode", "prefill", "kvstore")
+        ),
+    ],
+)  # fmt: skip
+async def test_who_writes_a_stream_has_its_owner_repair_it(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
+    owner: str,
+    stream: str,
+    pattern: str,
+    subject: str,
+) -> None:
+    async with (
+        bus_of(owner, server, tmp_path) as owning,
+        bus_of(writer, server, tmp_path) as writing,
+        asyncio.timeout(60),
+    ):
+        await owning.ensure_stream(
+            stream, [pattern], max_bytes=1 << 20, max_age_seconds=None, discard_old=True
+        )
+        jetstream = owning._client.jetstream(timeout=60)
+        before = (await jetstream.stream_info(stream)).created
+        owned = owning._streams._repair._streams[stream]
+        owned.made_at -= stream_repair.MADE_SECONDS
+        monkeypatch.setattr(stream_repair, "RETRY_SECONDS", 0.01)
+        writing.watch_stream(stream, [pattern])
+        repair = writing._streams._repair
+        repair.suspect(subject, is_silent=True)
+        asked = repair._streams[stream].task
+        assert asked is not None
+        await asked
+
+        assert (await jetstream.stream_info(stream)).created != before
+        assert not repair.trouble(subject)
+        made_at = owned.made_at
+        repair.suspect(subject, is_silent=True)
+        again = repair._streams[stream].task
+        assert again is not None
+        assert again is not asked
+        await again
+        assert owned.made_at == made_at, "not often, whoever complains"
+
+
+async def test_what_is_written_before_a_stream_is_there_waits_for_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_repair, "RETRY_SECONDS", 0.01)
+    stream, subject = subjects.KV_EVENTS_STREAM, subjects.kv_events("early")
+    async with (
+        bus_of("router", server, tmp_path) as router,
+        bus_of("decode", server, tmp_path) as worker,
+        asyncio.timeout(60),
+    ):
+        with contextlib.suppress(NotFoundError):
+            await router._client.jetstream(timeout=60).delete_stream(stream)
+        worker.watch_stream(stream, [subjects.KV_EVENTS_ALL])
+        with pytest.raises(RequestTimeoutError):
+            await worker.publish_durable(
+                subject, CancelRequest(), message_id="early", timeout_seconds=0.1
+            )
+        while not (trouble := worker._streams._repair.trouble(subject)):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert "no stream KV_EVENTS" in trouble
+        await router.ensure_stream(
+            stream, [subjects.KV_EVENTS_ALL],
+            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+        )  # fmt: skip
+        while worker._streams._repair.trouble(subject):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await worker.publish_durable(
+            subject, CancelRequest(), message_id="early", timeout_seconds=60
+        )
 
 
 async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path) -> None:
@@ -287,8 +385,12 @@ async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path)
 
 
 async def test_a_gateway_may_ask_how_far_the_ledger_is(server: Server, tmp_path: Path) -> None:
-    async with bus_of("gateway", server, tmp_path) as bus, asyncio.timeout(60):
-        await bus.ensure_stream(
+    async with (
+        bus_of("applier", server, tmp_path) as applier,
+        bus_of("gateway", server, tmp_path) as bus,
+        asyncio.timeout(60),
+    ):
+        await applier.ensure_stream(
             subjects.USAGE_STREAM, [subjects.USAGE_ALL],
             max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
         )  # fmt: skip

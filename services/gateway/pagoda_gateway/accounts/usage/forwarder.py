@@ -28,7 +28,6 @@ from pagoda_gateway.accounts.usage.segments import (
     segment_numbers,
     segment_path,
 )
-from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_runtime.errors import BusError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -55,7 +54,6 @@ class Forwarder:
         outbox: Outbox,
         root: Path,
         *,
-        stream_bytes: int,
         timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
@@ -66,19 +64,17 @@ class Forwarder:
             bus: to JetStream.
             outbox: the own one.
             root: where outboxes of this host lie.
-            stream_bytes: limit of USAGE.
             timeout_seconds: of one write; then it is tried again.
             clock: seconds.
             unix_clock: Unix seconds.
         """
         self._bus = bus
+        bus.watch_stream(subjects.USAGE_STREAM, [subjects.USAGE_ALL])
         self._outbox = outbox
         self._root = root
-        self._stream_bytes = stream_bytes
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._unix_clock = unix_clock
-        self._has_stream = False
         self._failing_since: float | None = None
         self._wanted = asyncio.Event()  # a look for what dead processes left
         self._num_passes = 0  # begun
@@ -200,9 +196,6 @@ class Forwarder:
             self._failing_since = None
 
     async def _publish(self, message: UsageRecord, place: str) -> None:
-        if not self._has_stream:
-            await ensure_usage_stream(self._bus, self._stream_bytes)
-            self._has_stream = True
         await self._bus.publish_durable(
             subjects.USAGE_REQUESTS,
             message,

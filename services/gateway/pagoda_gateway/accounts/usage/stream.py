@@ -1,4 +1,4 @@
-"""The JetStream stream that usage records wait in: gateways write it, appliers read it."""
+"""The JetStream stream that usage records wait in: gateways write it, appliers make and read it."""
 
 import asyncio
 
