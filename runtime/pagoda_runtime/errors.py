@@ -13,6 +13,7 @@ RuntimeServiceError
 │   ├── RemoteHandlerError     the responder failed; its message is carried over
 │   ├── MessageTooLargeError   larger than the server's limit
 │   ├── MessageFormatError     bytes that are not the message expected
+│   ├── MessageContentError    a message that its handler can never take, whenever it comes
 │   └── StreamError            JetStream refused
 └── RpcServerError         the gRPC server cannot be started
 """
@@ -106,6 +107,10 @@ class MessageTooLargeError(BusError):
 
 class MessageFormatError(BusError):
     """Bytes that are not the message expected."""
+
+
+class MessageContentError(BusError):
+    """A message that its handler can never take, whenever it comes; says which and why."""
 
 
 class StreamError(BusError):

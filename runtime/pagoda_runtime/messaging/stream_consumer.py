@@ -6,6 +6,9 @@ messages along. Here one pull stays open; whatever has arrived is handed on at o
 Messages whose handler failed go back to the stream, for any replica, and nothing is handed on for a
 while that grows with each failure in a row. What is handed on then is one message, and after each
 success twice as many: one that never succeeds holds up few others, and not for long.
+
+Of messages whose content is said to be at fault each is handed on alone, and one that is refused
+alone and came often enough is dropped, as those that cannot be decoded are.
 """
 
 import asyncio
@@ -24,7 +27,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from pagoda_runtime.errors import MessageFormatError, StreamError
+from pagoda_runtime.errors import MessageContentError, MessageFormatError, StreamError
 from pagoda_runtime.messaging.codec import decode
 from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.tasks.retry import retry_delay
@@ -39,6 +42,7 @@ CLOSE_SECONDS = 2.0
 HANDLER_SECONDS = 25.0  # below ACK_WAIT_SECONDS, else a batch would run twice at once
 RETRY_SECONDS = 1.0  # after the first failure; twice as long after each further one in a row
 MAX_RETRY_SECONDS = 10.0
+CONTENT_TRIES = 3  # what is refused for its content may clash with what another replica does
 LOG_SECONDS = 60.0  # between lines about handlers that fail
 PULL_SECONDS = 30.0
 HEARTBEAT_SECONDS = 0.5
@@ -248,6 +252,13 @@ class StreamConsumer(Generic[M]):
         except asyncio.CancelledError:
             await self._reply_all(kept, NAK_NOW)
             raise
+        except MessageContentError as error:
+            BUS_HANDLER_ERRORS.labels(self._stream).inc()
+            if len(kept) == 1:
+                await self._refuse(kept[0], error)
+                return
+            for message in kept:
+                await self._apply([message])
         except Exception as error:
             BUS_HANDLER_ERRORS.labels(self._stream).inc()
             await self._wait_after(error, kept)
@@ -256,6 +267,17 @@ class StreamConsumer(Generic[M]):
             self._failures.succeeded()
             self._num_together = min(self._batch, 2 * self._num_together)
 
+    async def _refuse(self, message: Msg, error: MessageContentError) -> None:
+        """Have one that was refused alone come again, or drop it."""
+        metadata = message.metadata
+        if metadata.num_delivered < CONTENT_TRIES:
+            await self._reply(message, _nak_later(metadata.num_delivered))
+            return
+        number = metadata.sequence.stream
+        logger.error("%s: dropped message %d, of %d tries: %s",
+                     self._name, number, metadata.num_delivered, error)  # fmt: skip
+        await self._reply(message, TERM)
+
     async def _wait_after(self, error: Exception, failed: list[Msg]) -> None:
         """Give everything back to the stream, and take nothing for a while."""
         await self._end_pull()
@@ -263,9 +285,7 @@ class StreamConsumer(Generic[M]):
         await self._give_back_arrived()
         self._num_expected = 0
         for message in failed:
-            delay = retry_seconds(message.metadata.num_delivered)
-            later = json.dumps({"delay": int(delay * 1e9)})
-            await self._reply(message, b"-NAK " + later.encode())
+            await self._reply(message, _nak_later(message.metadata.num_delivered))
         await self._failures.failed(error, self._num_waiting)
         self._num_together = 1
         await asyncio.sleep(retry_delay(retry_seconds(self._failures.num_failures)))
@@ -337,6 +357,12 @@ class StreamConsumer(Generic[M]):
             return  # no message of a stream
         with contextlib.suppress(nats.errors.Error):  # unacknowledged messages come again
             await self._client.publish(message.reply, verdict)
+
+
+def _nak_later(num_delivered: int) -> bytes:
+    """Return what has a message come again, the later the oftener it came."""
+    delay = int(retry_seconds(num_delivered) * 1e9)
+    return b"-NAK " + json.dumps({"delay": delay}).encode()
 
 
 def _status(message: Msg) -> str | None:

@@ -3,7 +3,9 @@
 from typing import Any
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
+from pagoda_gateway.accounts.fitted import fitted
 from pagoda_gateway.accounts.prefixes.rows import prefix_values
+from pagoda_gateway.accounts.tables import USAGE
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
 FINISHED = "finished"
@@ -12,7 +14,7 @@ RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from what 
 
 def open_values(record: UsageOpen) -> dict[str, Any]:
     """Return the columns that are known before any token."""
-    return {
+    values = {
         "request_id": record.request_id,
         "object_id": record.object_id,
         "tenant": record.tenant,
@@ -27,6 +29,7 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
         "price_id": record.price_id if record.HasField("price_id") else None,
         "num_choices": record.num_choices or 1,
     }
+    return fitted(USAGE, values)
 
 
 def name_values(record: UsageOpen) -> dict[str, Any]:
@@ -47,7 +50,7 @@ def close_values(record: UsageClose) -> dict[str, Any]:
     }
     for name in record.stages.DESCRIPTOR.fields_by_name:
         stages[name.removesuffix("_ms")] = getattr(record.stages, name)
-    return {
+    values = {
         "request_id": record.request_id,
         "prompt_tokens": record.num_prompt_tokens,
         "cached_device_tokens": record.cached.device,
@@ -68,3 +71,4 @@ def close_values(record: UsageClose) -> dict[str, Any]:
         "accepted_tokens": record.num_accepted_tokens,
         **prefix_values(record),
     }
+    return fitted(USAGE, values)

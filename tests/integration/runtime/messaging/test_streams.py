@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from pagoda.rpc.v1.generate_pb2 import CancelRequest
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import RequestTimeoutError, StreamError
+from pagoda_runtime.errors import MessageContentError, RequestTimeoutError, StreamError
 from pagoda_runtime.messaging import stream_consumer
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.messaging.streams import ConsumerProgress
@@ -299,6 +299,32 @@ async def test_a_message_that_always_fails_keeps_no_other_waiting(
     await taker.wait_for(29)
 
     assert set(taker.ids) == set(map(str, range(30))) - {"3"}
+
+
+async def test_a_message_that_is_refused_for_its_content_is_dropped_and_no_other(
+    bus: Bus, stream: str, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    taker, refused = Taker(), list[list[str]]()
+
+    async def handler(messages: list[CancelRequest]) -> None:
+        ids = [message.request_id for message in messages]
+        if "3" in ids:
+            refused.append(ids)
+            raise MessageContentError("3 has a value")
+        await taker(messages)
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 30)
+    await bus.consume(stream, "d", CancelRequest, handler, batch=10)
+    await taker.wait_for(29)
+    async with asyncio.timeout(60):
+        while (await bus.consumer_progress(stream, "d")).num_waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    assert set(taker.ids) == set(map(str, range(30))) - {"3"}
+    assert refused.count(["3"]) <= stream_consumer.CONTENT_TRIES
+    assert [r.message for r in caplog.records if "dropped message 4" in r.message]
+    assert not waits  # nobody waited for it
 
 
 @pytest_asyncio.fixture

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from opentelemetry.context import Context
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
@@ -26,7 +26,7 @@ from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 from pagoda_gateway.accounts.usage.stream import CONSUMER, ensure_usage_stream, until_applied
 from pagoda_gateway.config import GatewaySettings
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.errors import BusError
+from pagoda_runtime.errors import BusError, MessageContentError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
@@ -41,6 +41,8 @@ BATCH_MESSAGES = 32  # of up to some hundred records each
 TRIM_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 CAUGHT_UP_SECONDS = 20.0
+OF_CONTENT = (OverflowError, ValueError, DataError, IntegrityError)
+"""What a database that is well says of values that it does not take."""
 
 
 class Applier:
@@ -60,6 +62,8 @@ class Applier:
     async def apply(self, messages: Sequence[UsageRecord]) -> None:
         """Write the records of some messages; raises what the database raises.
 
+        MessageContentError, if it refuses what they say: then the others are written alone.
+
         They come again then, here or at another applier, and may have been written: where the
         answer to a commit was lost, nobody knows. Each half of a row is written once, a row is
         sealed once, and a sequence's record is replaced by a later one alone.
@@ -72,6 +76,8 @@ class Applier:
             if requests:
                 await self.ledger.apply(requests)
             await self.sequences.apply(sequences)
+        except OF_CONTENT as error:
+            raise MessageContentError(_described(records, error)) from error
         except Exception as error:
             self._note_refusal(error)
             raise
@@ -185,6 +191,16 @@ def flattened(messages: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
         if message.WhichOneof("record"):
             yield message
         yield from message.batch
+
+
+def _described(records: Sequence[UsageRecord], error: Exception) -> str:
+    """Return in one line of the log which records were refused, and why."""
+    ids = [getattr(r, kind).request_id for r in records if (kind := r.WhichOneof("record"))]
+    reason = str(error).partition("\n")[0]
+    return (
+        f"{len(records)} usage records, of {', '.join(map(repr, ids[:5]))[:400]}: "
+        f"{type(error).__name__}: {reason[:200]}"
+    )
 
 
 def main() -> int:

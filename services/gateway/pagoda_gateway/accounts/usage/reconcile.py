@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.generate_pb2 import CachedTokens
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileResponse, UsageClose, UsageRecord
+from pagoda_gateway.accounts.fitted import MAX_INTEGER
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.usage import applier_metrics
@@ -116,7 +117,8 @@ def close_of(row: Any, sequences: Sequence[Any], now: float) -> UsageClose:
     """Return the close record that is made of an open request.
 
     A token counts once, whichever attempts published it. Those before a record's first were
-    delivered: a later attempt begins behind them. Where the client had no token, as its gateway
+    delivered: a later attempt begins behind them. No worker's word makes it more than the request
+    asked for. Where the client had no token, as its gateway
     noted, it pays no prompt either: that failed here.
 
     Args:
@@ -129,20 +131,21 @@ def close_of(row: Any, sequences: Sequence[Any], now: float) -> UsageClose:
     delivered = {r["sequence_index"]: r["published_tokens"] for r in sequences if _is_gateways(r)}
     workers = [r for r in sequences if not _is_gateways(r)]
     close.outcome = RECONCILED if workers or any(delivered.values()) else LOST
-    close.num_output_tokens = sum(delivered.values())
+    num_output_tokens, num_attempts = sum(delivered.values()), 0
     for index, group in itertools.groupby(workers, itemgetter("sequence_index")):
         records = list(group)
         if index not in delivered:
-            close.num_output_tokens += max(
-                r["first_index"] + r["published_tokens"] for r in records
-            )
-        close.num_attempts += records[-1]["attempt"] + 1
+            num_output_tokens += max(r["first_index"] + r["published_tokens"] for r in records)
+        num_attempts += records[-1]["attempt"] + 1
         close.finish_reasons.append(records[-1]["finish_reason"] or "abort")
         close.worker_ids.extend(
             {r["worker_id"]: None for r in records if r["worker_id"] not in close.worker_ids}
         )
         if index % (row["num_choices"] or 1) == 0:
-            close.cached.MergeFrom(_added(close.cached, _prefilled_first(records)))
+            first = _prefilled_first(records)
+            close.cached.CopyFrom(_added(close.cached, first, row["opened_prompt_tokens"]))
+    close.num_output_tokens = min(num_output_tokens, row["max_output_tokens"] or MAX_INTEGER)
+    close.num_attempts = min(num_attempts, MAX_INTEGER)
     if close.num_output_tokens or (not delivered and any(map(_has_used_prompt, workers))):
         close.num_prompt_tokens = row["opened_prompt_tokens"]
     else:
@@ -163,12 +166,13 @@ def _prefilled_first(records: Sequence[Any]) -> Any | None:
     return next((r for r in records if r["computed_prompt_tokens"]), None)
 
 
-def _added(cached: CachedTokens, record: Any | None) -> CachedTokens:
+def _added(cached: CachedTokens, record: Any | None, num_prompt_tokens: int) -> CachedTokens:
+    """Return what was cached with what a record says of it, all in all no more than the prompt."""
     if record is None:
         return cached
-    return CachedTokens(
-        **{
-            tier: getattr(cached, tier) + record[f"cached_{tier}_tokens"]
-            for tier in ("device", "cpu", "nvme")
-        }
-    )
+    total, num_left = CachedTokens(), num_prompt_tokens
+    for tier in ("device", "cpu", "nvme"):
+        num_tokens = min(getattr(cached, tier) + record[f"cached_{tier}_tokens"], num_left)
+        setattr(total, tier, num_tokens)
+        num_left -= num_tokens
+    return total

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage
 from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.fitted import fitted
 from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
 from pagoda_runtime.status import ROLE_NAMES
 
@@ -73,13 +74,13 @@ class SequenceUsages:
 
 
 def _values(record: SequenceUsage) -> dict[str, Any]:
-    return {
+    values = {
         "request_id": record.request_id,
         "record_id": record.record_id,
         "sequence_index": record.sequence_index,
         "attempt": record.attempt,
         "worker_id": record.worker_id,
-        "role": ROLE_NAMES[record.role],
+        "role": ROLE_NAMES.get(record.role, ""),
         "first_index": record.first_index,
         "published_tokens": record.num_published_tokens,
         "computed_prompt_tokens": record.num_computed_prompt_tokens,
@@ -90,3 +91,4 @@ def _values(record: SequenceUsage) -> dict[str, Any]:
         "ended_unix_seconds": record.ended_unix_seconds,
         "finish_reason": record.finish_reason,
     }
+    return fitted(SEQUENCE_USAGE, values)
