@@ -13,6 +13,7 @@ from pagoda_engine.adapters.adapter import DIGEST_BYTES, Adapter, LoraWeights
 from pagoda_engine.adapters.adapter_config import adapter_config
 from pagoda_engine.adapters.adapter_numbers import check_numbers
 from pagoda_engine.checkpoints.config_reader import ConfigReader
+from pagoda_engine.checkpoints.regular_file import open_regular
 from pagoda_engine.checkpoints.safetensors_header import (
     DTYPES,
     StoredTensor,
@@ -56,7 +57,7 @@ def read_adapter(
     path = folder / WEIGHTS_NAME
     shapes = _shapes(description, config.rank)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             stored = _named(path, stored_tensors(path, read_header(path, file)), description)
             _check(path, stored, shapes)
             state = hashlib.blake2b(b"pagoda.adapter.v1", digest_size=DIGEST_BYTES)

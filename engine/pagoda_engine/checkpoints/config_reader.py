@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pagoda_engine.checkpoints.regular_file import open_regular
 from pagoda_engine.errors import CheckpointError
 
 MAX_VALUE_CHARS = 200
@@ -38,7 +39,8 @@ class ConfigReader:
             CheckpointError: there is none, or it holds no JSON object.
         """
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            with open_regular(path) as file:
+                fields = json.loads(file.read().decode("utf-8"))
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:

@@ -16,6 +16,7 @@ from pagoda_engine.checkpoints.block_formats import BLOCK_FORMATS, BlockFormat
 from pagoda_engine.checkpoints.config_reader import ConfigReader
 from pagoda_engine.checkpoints.quantised.coded_weight import CodedWeight, joined
 from pagoda_engine.checkpoints.quantised.scheme import Scheme, Wanted
+from pagoda_engine.checkpoints.regular_file import open_regular
 from pagoda_engine.checkpoints.safetensors_header import (
     CODE_DTYPES,
     DTYPES,
@@ -90,7 +91,7 @@ def tensors_of(paths: Sequence[Path]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 header = read_header(path, file)
         except OSError as error:
             raise CheckpointError(path, f"cannot be read: {error.strerror}") from error

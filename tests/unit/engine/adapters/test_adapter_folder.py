@@ -1,6 +1,7 @@
 """What is read of a PEFT folder, and what is refused, in words that say what to do."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,20 @@ def test_files_that_are_not_there(folder: Path, description: DecoderDescription)
         read_adapter(folder, description, max_rank=4)
     (folder / "adapter_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"adapter_config\.json: cannot be read"):
+        read_adapter(folder, description, max_rank=4)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "adapter_config.json"])
+def test_pipes_and_devices_are_not_waited_for(
+    folder: Path, description: DecoderDescription, name: str
+) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises((AdapterError, CheckpointError), match="it is not a regular file"):
+        read_adapter(folder, description, max_rank=4)
+    (folder / name).unlink()
+    (folder / name).symlink_to("/dev/zero")
+    with pytest.raises((AdapterError, CheckpointError), match="it is not a regular file"):
         read_adapter(folder, description, max_rank=4)
 
 
