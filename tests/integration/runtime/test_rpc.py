@@ -13,6 +13,7 @@ from support.servers import free_port
 
 from pagoda.rpc.v1 import kv_store_pb2_grpc
 from pagoda.rpc.v1.kv_store_pb2 import (
+    DESCRIPTOR,
     GetRequest,
     GetResponse,
     MatchRequest,
@@ -30,6 +31,7 @@ from pagoda_runtime.rpc_server import grpc_server
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
+KvStoreService = DESCRIPTOR.services_by_name["KvStoreService"]
 
 
 @pytest.mark.parametrize("name", [name for name, _ in [*rpc_server._OPTIONS, *rpc_client._OPTIONS]])
@@ -123,6 +125,29 @@ async def test_a_wrong_token_is_refused_on_all_kinds_of_calls(used_token: str) -
             assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
     assert store.trace_ids == []
+
+
+async def test_without_the_token_a_call_is_refused_before_it_is_received() -> None:
+    """Messages are of up to 64 MiB: those of strangers must take no memory."""
+
+    async def nothing_yet() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with (
+        grpc_server(
+            host="127.0.0.1", port=0, token="t",
+            add=lambda server: kv_store_pb2_grpc.add_KvStoreServiceServicer_to_server(
+                Store(), server
+            ),
+        ) as port,
+        grpc_channel(f"127.0.0.1:{port}", token="wrong") as channel,
+    ):  # fmt: skip
+        match = channel.stream_unary(f"/{KvStoreService.full_name}/Match")
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await match(nothing_yet(), timeout=60)
+
+    assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_without_a_token_on_loopback_anybody_may_call() -> None:
