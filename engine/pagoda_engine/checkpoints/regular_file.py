@@ -1,4 +1,4 @@
-"""Opens files of folders that may be anybody's: a pipe or a device there is refused, not waited for.
+"""Opens files of folders that may be anybody's: what is a pipe or a device is refused at once.
 
 Knows no format.
 """
