@@ -10,6 +10,8 @@ from pagoda_gateway.sequences.output.delivery import Delivery
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext, RequestIdentity
 
+MAX_UINT32 = 2**32 - 1  # what a field holds: workers may have said more, all in all
+
 
 class OpenLog(Protocol):
     """Where open records go, and what clients have is noted."""
@@ -77,11 +79,13 @@ def cached_tokens(sequences: Sequence[OutputSequence]) -> tuple[int, CachedToken
     """Return reused prompt tokens: their number, and by tier. Each prompt counts once."""
     total, tiers = 0, CachedTokens()
     for sequence in first_sequences(sequences):
-        total += sequence.num_cached_tokens
+        num_left = sequence.num_cached_tokens
+        total += num_left
         if sequence.cached is not None:
-            tiers.device += sequence.cached.device
-            tiers.cpu += sequence.cached.cpu
-            tiers.nvme += sequence.cached.nvme
+            for tier in ("device", "cpu", "nvme"):
+                num_tokens = min(getattr(sequence.cached, tier), num_left)
+                setattr(tiers, tier, getattr(tiers, tier) + num_tokens)
+                num_left -= num_tokens
     return total, tiers
 
 
@@ -157,7 +161,7 @@ def close_record(
         gateway_tokenize_ms=identity.tokenize_ms,
         gateway_limits_ms=limits_ms,
         gateway_route_ms=route_ms,
-        num_proposed_tokens=sum(sequence.num_proposed_tokens for sequence in sequences),
+        num_proposed_tokens=min(sum([s.num_proposed_tokens for s in sequences]), MAX_UINT32),
         num_accepted_tokens=sum(  # workers may be ahead of what is delivered
             min(sequence.num_accepted_tokens, num_tokens)
             for sequence, num_tokens in zip(sequences, num_output_tokens, strict=True)

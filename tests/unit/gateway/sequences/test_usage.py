@@ -107,6 +107,32 @@ def test_a_worker_says_best_how_long_it_took(
     assert closed(sequence, model).stages.decode_generate_ms == 7
 
 
+def test_what_a_worker_says_is_no_more_than_can_be(
+    tokenizer: ModelTokenizer, model: ServedModel, now: Now
+) -> None:
+    most, nan = 2**32 - 1, float("nan")
+    sequence = sequence_of(tokenizer, now)
+    sequence.take(
+        pb.Frame(
+            token_ids=[10],
+            num_proposed_tokens=most,
+            num_accepted_tokens=most,
+            cached=pb.CachedTokens(device=2, cpu=most, nvme=most),
+            stages=pb.StageTimes(prefill_queue_ms=nan, decode_queue_ms=-1.0),
+        )
+    )
+    sequence.begin_attempt(1)
+    sequence.take(
+        pb.Frame(attempt=1, first_index=1, num_proposed_tokens=most, num_accepted_tokens=most)
+    )
+    record = closed(sequence, model, is_whole=True)
+    assert record.num_proposed_tokens == most
+    assert record.num_accepted_tokens == 1
+    cached = record.cached
+    assert (cached.device, cached.cpu, cached.nvme) == (2, 1, 0)  # of three tokens
+    assert (record.stages.prefill_queue_ms, record.stages.decode_queue_ms) == (0, 0)
+
+
 def test_what_came_behind_a_stop_string_was_made_too(tokenizer: ModelTokenizer, now: Now) -> None:
     sequence = sequence_of(tokenizer, now, stops=("b",))
     sequence.take(pb.Frame(token_ids=tokenizer.encode("abcde", add_special_tokens=False)))

@@ -23,11 +23,8 @@ from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 MAX_EARLY_FRAMES = 4096
 _LENGTH = generate_pb2.FINISH_REASON_LENGTH
-_FAILURES = (
-    generate_pb2.FINISH_REASON_ABORT,
-    generate_pb2.FINISH_REASON_ERROR,
-    generate_pb2.FINISH_REASON_INVALID,
-)
+_ENDS = {generate_pb2.FINISH_REASON_STOP, _LENGTH}
+_NO_FAILURES = {generate_pb2.FINISH_REASON_UNSPECIFIED, *_ENDS}
 _STAGE_NAMES = tuple(generate_pb2.StageTimes.DESCRIPTOR.fields_by_name)
 
 
@@ -333,7 +330,7 @@ class OutputSequence:
         if not new_ids and not reason:
             return
         scores = self.prompt_logprobs
-        if scores is not None and not scores.is_complete and reason not in _FAILURES:
+        if scores is not None and not scores.is_complete and reason in _NO_FAILURES:
             self.lose("log probabilities of its prompt never came")
             return
         if reason or self.cached is None or not self.has_progressed:
@@ -371,10 +368,12 @@ class OutputSequence:
     def _take_hypotheses(self, frame: generate_pb2.Frame) -> None:
         """Let each sequence of a search have its own output; the leader the last."""
         sequences = [self, *self._followers]
-        if frame.finish_reason in _FAILURES:
+        if frame.finish_reason not in _NO_FAILURES:
             self._apply(frame)
         elif len(frame.hypotheses) != len(sequences):
             self.lose(f"{len(frame.hypotheses)} outputs came of a search for {len(sequences)}")
+        elif {hypothesis.finish_reason for hypothesis in frame.hypotheses} - _ENDS:
+            self.lose("an output of its search has not ended")
         else:
             pairs = list(zip(sequences, frame.hypotheses, strict=True))
             for sequence, hypothesis in reversed(pairs):
@@ -413,8 +412,8 @@ class OutputSequence:
             self.is_own_fault = reason == generate_pb2.FINISH_REASON_INVALID
             self.error = error or "the worker gave no reason"
             self._call_for_attention()
-        elif reason == generate_pb2.FINISH_REASON_ABORT:
-            self.lose("the worker aborted the sequence")
+        elif reason not in _ENDS:  # it was aborted, or this is no reason
+            self.lose(f"the worker ended the sequence with finish reason {reason}")
         else:
             self._text.show_rest()
             matched = self._text.matched_stop
@@ -461,17 +460,15 @@ class OutputSequence:
             self.cached = frame.cached
         if frame.HasField("stages"):
             for name in _STAGE_NAMES:
-                self.stages[name] += getattr(frame.stages, name)
+                self.stages[name] += max(0.0, getattr(frame.stages, name))  # 0 for a NaN
 
     def _note_speculation(self, frame: generate_pb2.Frame) -> None:
         """Frames count from the attempt's beginning on, and may come in any order."""
-        num_proposed, num_accepted = self._speculated_before
-        self.num_proposed_tokens = max(
-            self.num_proposed_tokens, num_proposed + frame.num_proposed_tokens
-        )
-        self.num_accepted_tokens = max(
-            self.num_accepted_tokens, num_accepted + frame.num_accepted_tokens
-        )
+        proposed, accepted = self._speculated_before
+        proposed += frame.num_proposed_tokens
+        accepted += frame.num_accepted_tokens
+        self.num_proposed_tokens = max(self.num_proposed_tokens, proposed)
+        self.num_accepted_tokens = max(self.num_accepted_tokens, accepted)
 
     def _note_times(self) -> None:
         self.has_progressed = True

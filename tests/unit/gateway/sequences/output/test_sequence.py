@@ -303,6 +303,27 @@ async def test_a_search_gives_each_sequence_its_output(
         assert sequence.is_ended_by_worker
 
 
+async def test_an_end_for_no_reason_is_none(tokenizer: ModelTokenizer, ids: list[int]) -> None:
+    for reason in (pb.FINISH_REASON_ABORT, 77):
+        sequence = make(tokenizer)
+        sequence.take(frame(0, ids, finish_reason=reason))
+        assert str(reason) in (sequence.lost_reason or "")
+        assert not sequence.is_finished
+
+
+@pytest.mark.parametrize("reason", [0, pb.FINISH_REASON_ABORT, 77])
+async def test_a_search_whose_outputs_have_not_ended_is_lost(
+    tokenizer: ModelTokenizer, ids: list[int], reason: int
+) -> None:
+    leader, follower = make_search(tokenizer)
+    found = [hypothesis(ids), hypothesis(ids)]
+    found[1].finish_reason = reason  # type: ignore[assignment]
+    end = pb.FINISH_REASON_LENGTH
+    leader.take(frame(0, [], attempt=1, hypotheses=found, finish_reason=end))
+    assert "has not ended" in (leader.lost_reason or "")
+    assert not follower.token_ids
+
+
 @pytest.mark.parametrize("num_hypotheses", [0, 1, 3])
 async def test_a_worker_that_finds_another_number_of_outputs_is_lost(
     tokenizer: ModelTokenizer, ids: list[int], num_hypotheses: int
