@@ -114,5 +114,5 @@ async def _refuse(_requests: Any, context: Any) -> AsyncIterator[Any]:
     yield
 
 
-_REFUSING = grpc.stream_stream_rpc_method_handler(_refuse)
+_REFUSING: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 """Refuses calls of every kind. Of one with streams alone nothing is received before it is."""

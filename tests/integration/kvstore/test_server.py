@@ -13,6 +13,7 @@ from integration.kvstore.kv_client import TIMEOUT_SECONDS, get, put, stub_for
 from support.stored_blocks import IDENTITY, make_block, make_hash
 
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2, kv_store_pb2_grpc
+from pagoda_kvstore import server
 from pagoda_kvstore.app import open_store
 from pagoda_kvstore.config import KvstoreSettings
 from pagoda_kvstore.server import KvStoreServicer
@@ -76,6 +77,45 @@ async def test_bad_digest_is_refused_and_the_rest_stored(stub: "Stub") -> None:
     response = await put(stub, [make_block("a"), bad, make_block("b")])
     assert (response.num_stored, response.num_refused) == (2, 1)
     assert len(await get(stub, [make_hash("bad")])) == 0
+
+
+async def test_what_nobody_reads_takes_bounded_memory(
+    stub: "Stub", endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who finds all places taken is refused, and computes; they are free once calls have ended."""
+    monkeypatch.setattr(server, "WAIT_SECONDS", 0.05)
+    blocks = [make_block(str(number), num_bytes=1 << 20) for number in range(16)]
+    hashes = [block.key.block_hash for block in blocks]
+    await put(stub, blocks)
+    request = kv_store_pb2.GetRequest(kv_identity=IDENTITY, block_hashes=b"".join(hashes))
+
+    async def get_until_refused() -> None:
+        while True:  # until what is on the way fills the connection
+            await get(stub, hashes)
+
+    async with grpc_channel(endpoint, token="secret") as channel:
+        unread = [
+            stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS)
+            for _ in range(server.MAX_SENDING + 20)
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await get_until_refused()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in unread:
+            call.cancel()
+    monkeypatch.setattr(server, "WAIT_SECONDS", TIMEOUT_SECONDS)
+    assert len(await get(stub, hashes)) == 16
+
+
+async def test_a_get_has_a_deadline(endpoint: str) -> None:
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        call = stub_for(channel).Get(
+            kv_store_pb2.GetRequest(kv_identity=IDENTITY, block_hashes=make_hash("a")),
+            metadata=(("authorization", "Bearer secret"),),
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="75 s away or less") as caught:
+            await anext(aiter(call))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_match_ends_at_the_first_miss(stub: "Stub") -> None:
