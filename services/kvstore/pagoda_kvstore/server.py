@@ -12,8 +12,8 @@ from pagoda_kvstore.errors import InvalidBlockRequestError
 from pagoda_kvstore.store import BlockStore, PutOutcome
 
 MAX_SENDING = 64
-"""Messages of all Gets on their way at once, of about 1 MiB, which take four times that. Fewer keep a
-host's NVMe and network busy; a worker computes what it does not get."""
+"""Messages of all Gets on their way at once, of about 1 MiB, which take four times that. Fewer keep
+a host's NVMe and network busy; a worker computes what it does not get."""
 WAIT_SECONDS = 1.0  # for a place among them
 MAX_GET_SECONDS = 75.0
 

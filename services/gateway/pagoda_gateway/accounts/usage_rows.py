@@ -5,7 +5,7 @@ from typing import Any
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.fitted import fitted
 from pagoda_gateway.accounts.prefixes.rows import prefix_values
-from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
 FINISHED = "finished"
@@ -34,11 +34,12 @@ def open_values(record: UsageOpen) -> dict[str, Any]:
 
 def name_values(record: UsageOpen) -> dict[str, Any]:
     """Return the row that says what a client calls a request, which it does."""
-    return {
+    values = {
         "request_id": record.request_id,
         "tenant": record.tenant,
         "client_request_id": record.client_request_id,
     }
+    return fitted(REQUEST_NAMES, values)
 
 
 def close_values(record: UsageClose) -> dict[str, Any]:
