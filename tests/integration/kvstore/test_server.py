@@ -79,11 +79,17 @@ async def test_bad_digest_is_refused_and_the_rest_stored(stub: "Stub") -> None:
     assert len(await get(stub, [make_hash("bad")])) == 0
 
 
+@pytest.fixture
+def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_SENDING", 2)
+    monkeypatch.setattr(server, "WAIT_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("two_places")
 async def test_what_nobody_reads_takes_bounded_memory(
     stub: "Stub", endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who finds all places taken is refused, and computes; they are free once calls have ended."""
-    monkeypatch.setattr(server, "WAIT_SECONDS", 0.05)
     blocks = [make_block(str(number), num_bytes=1 << 20) for number in range(16)]
     hashes = [block.key.block_hash for block in blocks]
     await put(stub, blocks)
@@ -94,10 +100,7 @@ async def test_what_nobody_reads_takes_bounded_memory(
             await get(stub, hashes)
 
     async with grpc_channel(endpoint, token="secret") as channel:
-        unread = [
-            stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS)
-            for _ in range(server.MAX_SENDING + 20)
-        ]
+        unread = [stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS) for _ in range(8)]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await get_until_refused()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
