@@ -164,7 +164,8 @@ class StreamRepair:
         if not watched.is_ours:
             is_there = info is not None
             self._set_trouble(watched, _not_stored() if is_there else _not_there(name))
-            return is_there and await self._owner_says_well(name)
+            is_well = await self._owner_says_well(name)
+            return is_there and is_well
         if not watched.trouble:
             self._set_trouble(watched, _not_stored())
         if not await self._take_lease(name):

@@ -288,10 +288,12 @@ async def test_who_reads_a_stream_may_repair_it(
         ),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("is_there", [True, False])
 async def test_who_writes_a_stream_has_its_owner_repair_it(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
     writer: str,
     owner: str,
     stream: str,
@@ -311,6 +313,8 @@ async def test_who_writes_a_stream_has_its_owner_repair_it(
         owned = owning._streams._repair._streams[stream]
         owned.made_at -= stream_repair.MADE_SECONDS
         monkeypatch.setattr(stream_repair, "RETRY_SECONDS", 0.01)
+        if not is_there:
+            await jetstream.delete_stream(stream)
         writing.watch_stream(stream, [pattern])
         repair = writing._streams._repair
         repair.suspect(subject, is_silent=True)
