@@ -31,6 +31,7 @@ from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.ledger import open_ledger
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.usage.applier import flattened
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -108,6 +109,7 @@ async def test_no_line_is_lost_or_delivered_or_billed_twice(
     async def note(record: UsageRecord, _context: Context) -> None:
         records.append(record)
 
+    await ensure_usage_stream(bus, 1 << 24)  # as an applier does
     listening = await bus.subscribe(subjects.USAGE_ALL, UsageRecord, note)
     moments = sorted(random.Random(seed_of_tests()).sample(range(5, NUM_LINES - 30), len(ENDS)))
     port = free_port()

@@ -149,8 +149,9 @@ async def test_one_that_ends_while_the_other_looks_has_not_failed(replica: Start
                     running.worker.open_gate()
                 await ended(first)
                 async with asyncio.timeout(60):
-                    while not (account := await account_of(tenant, name))["closed_unix_seconds"]:
-                        pass
+                    account = None
+                    while not (account and account["closed_unix_seconds"]):
+                        account = await account_of(tenant, name)
                 return account
 
             responses._account_of = account_of_what_has_ended

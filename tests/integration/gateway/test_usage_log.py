@@ -351,7 +351,7 @@ async def test_an_applier_that_may_not_write_says_so_before_a_record_comes(
     ):
         state = health.report()["components"]["ledger"]
         assert not state["ready"]
-        assert "the database does not take records" in state["detail"]
+        assert "the database takes no writes" in state["detail"]
         postgres.set_read_only(url, False)
         async with asyncio.timeout(60):
             while not health.is_ready:  # noqa: ASYNC110
