@@ -20,11 +20,13 @@ import uvloop
 from opentelemetry.context import Context
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2, status_pb2
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_runtime.configuration.settings import CommonSettings, load_settings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import Heartbeat, slow_status
 
+USAGE_BYTES = 4 << 30
 WORKER_ID = "decode-null"
 EPOCH = "null-epoch"
 KV_IDENTITY = bytes(16)
@@ -212,6 +214,8 @@ async def serve(
             max_model_len=max_model_len,
             first_at_once=first_at_once,
         )
+        # As an applier would: without it records of usage wait at the gateway, and cost nothing.
+        await ensure_usage_stream(bus, USAGE_BYTES)
         await bus.serve(
             subjects.route(model),
             route_pb2.RouteRequest,
