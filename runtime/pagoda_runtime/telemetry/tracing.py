@@ -26,7 +26,8 @@ from pagoda_runtime.telemetry.span_file import SpanFileExporter
 from pagoda_runtime.telemetry.unrecorded import UnrecordedTracer
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+"""The first one that is set counts."""
 EXPORT_DELAY_MS = 1000  # an idle process is woken as often
 SHUTDOWN_SECONDS = 0.8
 MAX_QUEUED_SPANS = 16384
@@ -78,20 +79,21 @@ def _has_otlp() -> bool:
     Raises:
         SettingsError: by what this process does not speak.
     """
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
     if exporter not in ("otlp", "none"):
         problem = f"OTEL_TRACES_EXPORTER is {exporter!r}; it must be otlp, none or empty"
         raise SettingsError([problem])
     if exporter == "none" or not any(os.environ.get(name) for name in OTLP_VARIABLES):
         return False
-    for name in _PROTOCOL_VARIABLES:
-        protocol = os.environ.get(name) or "grpc"
-        if protocol != "grpc":
-            problem = (
-                f"{name} is {protocol!r}; spans are sent by grpc alone. Leave it out, and name the "
-                f"collector's port for grpc (4317, as a rule) in {OTLP_VARIABLES[0]}"
-            )
-            raise SettingsError([problem])
+    name = next((name for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "")
+    if name and (protocol := os.environ[name]) != "grpc":
+        problem = (
+            f"{name} is {protocol!r}; spans are sent by grpc alone. Leave it out, and name the "
+            f"collector's port for grpc (4317, as a rule) in {OTLP_VARIABLES[0]}"
+        )
+        raise SettingsError([problem])
     return True
 
 

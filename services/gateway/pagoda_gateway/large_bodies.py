@@ -28,8 +28,10 @@ class LargeBodies:
 
     async def read(self, tenant: str, num_bytes: int, work: Callable[[], T]) -> T:
         """Return what `work` makes of so many bytes of a tenant's, here if they are few."""
-        if num_bytes <= INLINE_BYTES:
-            return work()
+        return work() if num_bytes <= INLINE_BYTES else await self.apart(tenant, work)
+
+    async def apart(self, tenant: str, work: Callable[[], T]) -> T:
+        """Return what `work` makes, in the thread, when it is the tenant's turn."""
         await self._turns.acquire(tenant)
         reading = asyncio.get_running_loop().run_in_executor(self._thread, work)
         reading.add_done_callback(lambda _: self._turns.release(tenant))

@@ -12,6 +12,7 @@ from pagoda_gateway.safety.patterns.text_filter import Note, TextRules
 Body = TypeVar("Body", bound=GenerationBody)
 Normalize = Callable[[str], str]
 
+MAX_LOOKS = 65_536  # texts and numbers of one request: each costs some microseconds
 MAX_MATCHES = 2000  # that are replaced in one request: each costs some microseconds a rule
 
 
@@ -42,6 +43,7 @@ class InputCheck:
         self._normalize = normalize
         self._rule = ""  # that matched last
         self._num_matches = 0
+        self._num_looks = 0
 
     def look(self, body: Body, decoded: Sequence[str]) -> Body:
         """Return the body as the model may see it; `decoded` are its prompts of token ids.
@@ -82,6 +84,13 @@ class InputCheck:
             self._refuse()
 
     def _filtered(self, text: str) -> str:
+        self._num_looks += 1
+        if self._num_looks > MAX_LOOKS:
+            raise InvalidRequestError(
+                f"'{self._param}' and what is shown with it have more than {MAX_LOOKS} texts and "
+                "numbers, the limit where rules look at them; send less at once",
+                param=self._param,
+            )
         if not self._patterns.may_match(text):
             return text
         filtered = self._patterns.new_filter(self._note)

@@ -11,9 +11,15 @@ from pagoda_gateway.openai.schemas.contents import TEXT_FIELDS
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
 from pagoda_gateway.openai.tool_history import MAX_VALUES, called_with, num_values
-from pagoda_gateway.safety.json_escapes import written_out
+from pagoda_gateway.safety.json_escapes import all_written_out
 
 Body = TypeVar("Body", bound=GenerationBody)
+BOUNDS = frozenset((
+    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+    "maxLength", "minItems", "maxItems", "minContains", "maxContains", "minProperties",
+    "maxProperties",
+))  # fmt: skip
+"""Keywords of schemas whose numbers libraries write themselves."""
 Step = Callable[[Any], Any]
 """Returns what stands for a value: the same object if nothing has changed."""
 
@@ -71,6 +77,7 @@ class _Walk:
     def __init__(self, check: Check) -> None:
         self._check = check
         self._num_values = 0  # in calls' arguments
+        self._are_schemas = False  # what is being looked at
         # Words of the API, of which there are few, are nothing that a client says.
         part = partial(self._fields, steps={"type": _same})
         function = partial(self._fields, steps={"arguments": self._arguments})
@@ -83,7 +90,7 @@ class _Walk:
         self._message_steps: dict[str, Step] = {
             "role": _same,
             "tool_call_id": self._fixed,
-            "content": partial(self._list, step=part),
+            "content": partial(self._list, step=part, is_joined=True),
             "tool_calls": partial(self._list, step=partial(self._fields, steps=call)),
             "function_call": function,
         }
@@ -94,7 +101,7 @@ class _Walk:
         self.fields: dict[str, Step] = {
             "messages": partial(self._list, step=self._message),
             "prompt": partial(self._list, step=self._prompt),
-            "tools": partial(self._list, step=tool),
+            "tools": partial(self._tools, step=tool),
             "documents": self._any,
             "chat_template_kwargs": self._any,
             "reasoning_effort": self._any,
@@ -137,18 +144,28 @@ class _Walk:
     def _changes(self, fields: Mapping[str, Any], steps: Mapping[str, Step]) -> dict[str, Any]:
         changes = {}
         for name, value in fields.items():
+            if self._are_schemas and name in BOUNDS and type(value) in (int, float):
+                continue
             new = steps.get(name, self._any)(value)
             if new is not value:
                 changes[name] = new
         return changes
 
-    def _list(self, items: Any, step: Step) -> Any:
+    def _tools(self, items: Any, step: Step) -> Any:
+        self._are_schemas = True
+        try:
+            return self._list(items, step)
+        finally:
+            self._are_schemas = False
+
+    def _list(self, items: Any, step: Step, *, is_joined: bool = False) -> Any:
+        """Look at each item; if templates join them, as a message's parts, at all in one, too."""
         if not isinstance(items, list):
             return self._any(items)
         new = [step(item) for item in items]
-        texts, allowed = _texts(items), _texts(new)
+        texts, allowed = (_texts(items), _texts(new)) if is_joined else ([], [])
         if len(texts) > 1:
-            for seam in ("", "\n"):  # as templates write a message's parts
+            for seam in ("", "\n"):
                 self._check.see(seam.join(texts), seam.join(allowed))
         return new if any(a is not b for a, b in zip(new, items, strict=True)) else items
 
@@ -168,13 +185,13 @@ class _Walk:
             return self._any(sent)
         allowed = self._any(called)
         written, shown = _json(called), _json(allowed)
-        self._check.see(written, shown)
+        self._check.see(all_written_out(written), all_written_out(shown))
         if not isinstance(sent, str):
             return allowed
         if allowed is called:
             shown = sent
         if sent != written:
-            self._check.see(written_out(sent), written_out(shown))
+            self._check.see(all_written_out(sent), all_written_out(shown))
         return shown
 
     def _called_with(self, text: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 r"""JSON text with its characters written out: `b\u0061d` says the same as `bad`, and is read so.
 
-What JSON must escape stays as it is, so the values are the same.
+What JSON must escape stays as it is, so the values are the same; but for `all_written_out`.
 """
 
 import re
@@ -8,6 +8,9 @@ import re
 _WHOLE = re.compile(
     r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[^u])"
 )
+_SHORT = {
+    "\\n": "\n", "\\r": "\r", "\\t": "\t", "\\b": "\b", "\\f": "\f", '\\"': '"', "\\\\": "\\",
+}  # fmt: skip
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _BEGUN = re.compile(rf"\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?\Z")
 
@@ -46,7 +49,14 @@ def written_out(text: str) -> str:
     return writing.push(text) + writing.flush()
 
 
-def _character(escape: re.Match[str]) -> str:
+def all_written_out(text: str) -> str:
+    """Return a whole JSON text with all escapes written out: as a reader sees what it says."""
+    if "\\" not in text:
+        return text
+    return _WHOLE.sub(lambda escape: _SHORT.get(escape[0]) or _character(escape, is_all=True), text)
+
+
+def _character(escape: re.Match[str], *, is_all: bool = False) -> str:
     high, low, single = escape.groups()
     if high:
         code = 0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF)
@@ -54,5 +64,5 @@ def _character(escape: re.Match[str]) -> str:
         code = int(single, 16)
     else:
         return "/" if escape[0] == "\\/" else escape[0]
-    is_kept = code < 0x20 or chr(code) in '"\\' or 0xD800 <= code < 0xE000
+    is_kept = 0xD800 <= code < 0xE000 or (not is_all and (code < 0x20 or chr(code) in '"\\'))
     return escape[0] if is_kept else chr(code)

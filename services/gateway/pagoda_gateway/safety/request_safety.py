@@ -1,10 +1,9 @@
 """One request under its tenant's policy: its texts checked, its outputs guarded, what was found."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pagoda_gateway.errors import ContentPolicyError, UnsupportedFieldError
 from pagoda_gateway.openai.request_processor import ProcessedRequest
@@ -17,8 +16,8 @@ from pagoda_gateway.safety.policies.policy import Policy
 from pagoda_gateway.safety.said_texts import is_small, said_texts
 
 Body = TypeVar("Body", bound=GenerationBody)
-T = TypeVar("T")
 TextOf = Callable[[Sequence[int]], Awaitable[str]]
+Apart = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 INLINE_CHARS = 64 * 1024  # more are looked through in a thread
 
@@ -31,8 +30,10 @@ class RequestSafety:
         findings: rules that have matched so far.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, apart: Apart) -> None:
+        """Begin; `apart` does what takes long off the event loop, when it is the tenant's turn."""
         self.policy = policy
+        self._apart = apart
         self.findings = Findings(policy.name)
         self._guards: list[OutputGuard] = []
         self._unjudged = ""  # what the moderators are to judge of the input
@@ -53,9 +54,14 @@ class RequestSafety:
         decoded = [await text_of(token_ids) for token_ids in prompt_tokens(body)]
         note, param = partial(self.note, "input"), body.prompt_field
         self._check = InputCheck(rules.patterns, note, self.refusal, param, normalize)
-        look = partial(self._check.look, body, decoded)
-        body = await _done(look, is_small=is_small([body, decoded], INLINE_CHARS))
-        if rules.moderated:
+        look = partial(self._looked_at, self._check, body, decoded)
+        is_little = is_small([body, decoded], INLINE_CHARS)
+        checked: Body = look() if is_little else await self._apart(look)
+        return checked
+
+    def _looked_at(self, check: InputCheck, body: Body, decoded: Sequence[str]) -> Body:
+        body = check.look(body, decoded)
+        if self.policy.input.moderated:
             self._unjudged = "\n".join([*said_texts(body), *decoded])
             self._prompt_field = body.prompt_field
         return body
@@ -68,7 +74,7 @@ class RequestSafety:
         """
         if self._check is not None:
             look = partial(self._check.see_all, texts)
-            await _done(look, is_small=sum(map(len, texts)) <= INLINE_CHARS)
+            await self._apart(look) if sum(map(len, texts)) > INLINE_CHARS else look()
 
     @property
     def is_judged(self) -> bool:
@@ -133,7 +139,3 @@ class RequestSafety:
             f"rule {rule!r} of the policy {self.policy.name!r} refuses '{param}'; change it",
             param=param,
         )
-
-
-async def _done(work: Callable[[], T], *, is_small: bool) -> T:
-    return work() if is_small else await asyncio.to_thread(work)

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pagoda_gateway.openai.schemas.custom_tools import function_called
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.openai.tool_history import called_with
+from pagoda_gateway.openai.tool_history import MAX_VALUES, called_with, num_values
 from pagoda_gateway.safety.input_texts import part_text
 
-TEXT_CHARS = 16  # what a value costs beside its characters, in characters
+VALUE_CHARS = 64  # what a value costs beside its characters, in characters
 SEAM_CHARS = 64  # on each side of where two parts meet
 
 
@@ -23,11 +23,13 @@ def is_small(value: Any, max_chars: int) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        max_chars -= TEXT_CHARS + (len(item) if isinstance(item, str) else 0)
+        max_chars -= VALUE_CHARS
+        if isinstance(item, str):  # it may be JSON, of so many values
+            max_chars -= len(item) + VALUE_CHARS * num_values(item)
         if max_chars < 0:
             return False
         if isinstance(item, BaseModel):
-            waiting += dict(item).values()
+            waiting += [value for _, value in item if value is not None]
         elif isinstance(item, Mapping):
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list):
@@ -70,8 +72,9 @@ def _of_parts(texts: list[str]) -> Iterator[str]:
 
 
 def _of_function(function: Mapping[str, Any]) -> Iterator[str]:
-    arguments = function.get("arguments")
-    called = called_with(arguments) if isinstance(arguments, str) else None
+    arguments, called = function.get("arguments"), None
+    if isinstance(arguments, str) and num_values(arguments) <= MAX_VALUES:
+        called = called_with(arguments)
     yield function["name"]
     yield from _strings(arguments if called is None else called)
 

@@ -31,6 +31,7 @@ from pagoda_runtime.tokenizer.text import tokenizer_file, tokenizer_text
 FREE_IDS = 1 << 16  # ids without a token that any tokenizer may have, beside one for each token
 PROBE_TEXT = "Hello, W\u00f6rld! \u65e5\u672c \U0001f600\n 1 2"
 LARGE_IDS = 1024
+PIECE_CHARS = 65_536
 SPACE = "\u2581"  # as sentencepiece writes it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPECIAL_NAMES = (
@@ -122,6 +123,17 @@ class ModelTokenizer:
         return [list(encoding.ids) for encoding in encoded]
 
     def _normalized(self, text: str) -> str:
+        """Return the text by pieces: the library lets go of the interpreter between them alone."""
+        pieces, start = [], 0
+        while len(text) - start > PIECE_CHARS:
+            end = start + PIECE_CHARS
+            cut = max(text.rfind(space, start, end) for space in (" ", "\n"))
+            end = cut + 1 if cut >= 0 else end
+            pieces.append(self._normalized_piece(text[start:end]))
+            start = end
+        return "".join([*pieces, self._normalized_piece(text[start:])])
+
+    def _normalized_piece(self, text: str) -> str:
         with reported_panics("the model's tokenizer"):
             found: str = self._tokenizer.normalizer.normalize_str(text)
         found = found.replace(SPACE, " ")

@@ -10,7 +10,7 @@ import pytest
 from pagoda_gateway.errors import ContentPolicyError, InvalidRequestError
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
-from pagoda_gateway.safety.input_check import InputCheck
+from pagoda_gateway.safety.input_check import MAX_LOOKS, InputCheck
 from pagoda_gateway.safety.policies.file import RuleSettings
 from pagoda_gateway.safety.policies.policy import Rules
 from pagoda_gateway.safety.said_texts import is_small, said_texts
@@ -109,11 +109,11 @@ def test_what_cannot_be_replaced_is_refused(fields: dict[str, Any]) -> None:
 
 
 def test_what_is_redacted() -> None:
-    schema = {"enum": [1, "so bad"], "id": "so bad", "type": "so bad", "minimum": 4111}
+    schema = {"enum": [1, 4111, "so bad"], "id": "so bad", "type": "so bad", "minimum": 4111}
     seen = looked_at("redact", r"so\s?bad|\d{4}", tool(schema))
     parameters = seen["tools"][0]["function"]["parameters"]
     assert parameters == {
-        "enum": [1, "[gone]"], "id": "[gone]", "type": "[gone]", "minimum": "[gone]",
+        "enum": [1, "[gone]", "[gone]"], "id": "[gone]", "type": "[gone]", "minimum": 4111,
     }  # fmt: skip
     seen = looked_at("redact", "so bad", said(text("so bad"), text("x"), text("so bad")))
     assert [part["text"] for part in seen["messages"][0]["content"]] == ["[gone]", "x", "[gone]"]
@@ -179,6 +179,38 @@ def test_a_text_is_looked_at_as_tokens_are_made_of_it() -> None:
     assert seen["messages"][0]["content"] == "[gone], e\u0301"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        called('{"a": "not\\nso bad"}'),  # what is allowed is, in arguments too
+        called({"a": "not\nso bad"}),
+        called({"a": "x\bso", "b": "ad"}),
+        called({"slides": [{"text": "so"}, {"text": "bad"}]}),  # no parts of a message
+        tool({"examples": [{"text": "so"}, {"text": "bad"}]}),
+        {"documents": [{"title": "a", "text": "so"}, {"title": "b", "text": "bad"}]},
+        tool({"properties": {"n": {"type": "integer", "maximum": 9007199254740991}}}),
+    ],
+)
+def test_what_is_harmless_is_let_through(fields: dict[str, Any]) -> None:
+    rule = RuleSettings.model_validate({
+        "name": "r", "action": "block", "deny": [r"so\s?bad", r"\d{13,19}", r"\bbso"],
+        "allow": [r"not\sso\s?bad"],
+    })  # fmt: skip
+    check = InputCheck(
+        Rules([rule], {}).patterns, lambda *_: None,
+        lambda rule, param: ContentPolicyError(f"rule {rule!r}", param=param), "messages", None,
+    )  # fmt: skip
+    body = ChatBody.model_validate({"model": "m", "messages": [HI], **fields})
+    assert check.look(body, ()) is body
+
+
+def test_how_many_texts_rules_look_at() -> None:
+    most = [1] * (MAX_LOOKS - 100)
+    assert looked_at("block", "bad", {"chat_template_kwargs": {"x": most}})
+    with pytest.raises(InvalidRequestError, match=str(MAX_LOOKS)):
+        looked_at("block", "bad", {"chat_template_kwargs": {"x": [1] * (MAX_LOOKS + 1)}})
+
+
 def test_moderators_see_what_is_said() -> None:
     body = ChatBody.model_validate({
         "model": "m",
@@ -210,9 +242,11 @@ def test_moderators_see_what_is_said() -> None:
 
 
 def test_how_much_there_is_to_look_at() -> None:
-    assert is_small({"a": ["x" * 50]}, 200)
-    assert not is_small({"a": ["x" * 200]}, 200)
-    assert not is_small([1] * 100, 200)  # each costs something
+    assert is_small({"a": ["x" * 50]}, 400)
+    assert not is_small({"a": ["x" * 400]}, 400)
+    assert not is_small([1] * 100, 400)  # each costs something
     body = ChatBody.model_validate({"model": "m", **called(json.dumps({"a": "x" * 2000}))})
     assert is_small(body, 4000)
     assert not is_small(body, 2000)
+    body = ChatBody.model_validate({"model": "m", **called(json.dumps({"a": [1] * 200}))})
+    assert not is_small(body, 10_000)  # they are looked at one by one

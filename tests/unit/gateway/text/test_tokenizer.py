@@ -63,6 +63,15 @@ def test_the_text_that_tokens_are_made_of(
     assert normalize(sent) == seen
 
 
+@pytest.mark.parametrize("space", [" ", "\n", ""])
+def test_large_texts_are_normalized_in_pieces(space: str) -> None:
+    made = byte_level_tokenizer()
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.NFKC()])
+    normalize = ModelTokenizer(made, {}).normalize
+    assert normalize is not None
+    assert normalize(f"\uff41bcd{space}" * 50_000) == f"abcd{space}" * 50_000
+
+
 def test_without_a_normalizer_it_is_the_text(tokenizer: ModelTokenizer) -> None:
     assert tokenizer.normalize is None
     made = byte_level_tokenizer()

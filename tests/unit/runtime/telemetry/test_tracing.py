@@ -67,6 +67,20 @@ def test_a_way_that_spans_cannot_go_stops_the_start(
         setup_telemetry("test", CommonSettings(home=tmp_path), instance_id="test-1")
 
 
+def test_what_is_said_of_traces_counts_before_what_is_said_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with otlp_sink() as sink:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+        setup_telemetry("test", CommonSettings(), instance_id="test-1")
+        with tracer().start_as_current_span("a"):
+            pass
+        shutdown_telemetry()
+        assert [span.name for span in sink.spans] == ["a"]
+
+
 def test_an_exporter_that_is_none_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with otlp_sink() as sink:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)

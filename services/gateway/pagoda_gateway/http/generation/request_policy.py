@@ -1,6 +1,7 @@
 """One request under its tenant's policy, on its way through the handler."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from starlette.types import Scope
@@ -35,7 +36,10 @@ class RequestPolicy:
     def of(cls, gateway: Gateway, tenant: str, model: ServedModel) -> "RequestPolicy | None":
         """Return what applies to a tenant's request; None: nothing."""
         policy = gateway.policies.of(tenant, model.name)
-        return None if policy is None else cls(gateway, model, RequestSafety(policy))
+        if policy is None:
+            return None
+        safety = RequestSafety(policy, partial(gateway.policies.large.apart, tenant))
+        return cls(gateway, model, safety)
 
     async def checked(self, body: Body) -> Body:
         """See `RequestSafety.checked`."""

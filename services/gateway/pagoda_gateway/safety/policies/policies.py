@@ -4,13 +4,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.policies.file import EVERYBODY, SafetyFile, read_safety_file
 from pagoda_gateway.safety.policies.policy import Policy
 
 
 class Policies:
-    """In the order of the file: the first that fits applies."""
+    """In the order of the file: the first that fits applies.
+
+    Attributes:
+        large: where much text is looked through.
+    """
 
     def __init__(self, file: SafetyFile) -> None:
         """Compile patterns, load classifiers.
@@ -21,6 +26,7 @@ class Policies:
         self._moderators = {
             name: GuardedModerator(name, settings) for name, settings in file.moderators.items()
         }
+        self.large = LargeBodies()
         self._policies = [Policy(settings, self._moderators) for settings in file.policies]
 
     def of(self, tenant: str, model: str) -> Policy | None:
@@ -35,7 +41,8 @@ class Policies:
         return next((p for p in self._policies if _has(p.tenants, tenant)), None)
 
     async def close(self) -> None:
-        """Give back what moderators hold."""
+        """Give back what moderators hold, and look through nothing more."""
+        self.large.close()
         for moderator in self._moderators.values():
             await moderator.close()
 
