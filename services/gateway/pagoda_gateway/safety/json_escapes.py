@@ -43,14 +43,8 @@ class WrittenOut:
         return held
 
 
-def written_out(text: str) -> str:
-    """Return a whole JSON text with its characters written out."""
-    writing = WrittenOut()
-    return writing.push(text) + writing.flush()
-
-
 def all_written_out(text: str) -> str:
-    """Return a whole JSON text with all escapes written out: as a reader sees what it says."""
+    """Return a whole JSON text with all escapes written out, those of half characters excepted."""
     if "\\" not in text:
         return text
     return _WHOLE.sub(lambda escape: _SHORT.get(escape[0]) or _character(escape, is_all=True), text)

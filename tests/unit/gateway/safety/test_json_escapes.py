@@ -3,10 +3,11 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagoda_gateway.safety.json_escapes import WrittenOut
+from pagoda_gateway.safety.json_escapes import WrittenOut, all_written_out
 
 
 def written_out(pieces: list[str]) -> str:
@@ -56,3 +57,12 @@ def test_what_is_no_escape_stays() -> None:
 def _units(char: str) -> list[int]:
     raw = char.encode("utf-16-be")
     return [int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2)]
+
+
+@pytest.mark.parametrize(
+    "value", ['a\n"b"\\n', "\b\f\t\r\x01 \u00e9", "\\u0041 \\\\", "/", "\U0001f600"]
+)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_all_that_a_text_says_is_written_out(value: str, is_ascii: bool) -> None:
+    assert all_written_out(json.dumps(value, ensure_ascii=is_ascii)) == f'"{value}"'
+    assert all_written_out('"\\ud800 \\/"') == '"\\ud800 /"'
