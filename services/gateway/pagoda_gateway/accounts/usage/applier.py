@@ -62,7 +62,8 @@ class Applier:
     async def apply(self, messages: Sequence[UsageRecord]) -> None:
         """Write the records of some messages; raises what the database raises.
 
-        MessageContentError, if it refuses what they say: then the others are written alone.
+        MessageContentError, if it refuses what they say: of a message by itself all else is
+        written then, record by record if need be.
 
         They come again then, here or at another applier, and may have been written: where the
         answer to a commit was lost, nobody knows. Each half of a row is written once, a row is
@@ -70,24 +71,42 @@ class Applier:
         """
         started = time.perf_counter()
         records = list(flattened(messages))
-        requests = [r for r in records if not r.HasField("sequence")]
-        sequences = [r.sequence for r in records if r.HasField("sequence")]
         try:
-            if requests:
-                await self.ledger.apply(requests)
-            await self.sequences.apply(sequences)
-        except OF_CONTENT as error:
-            raise MessageContentError(_described(records, error)) from error
+            refused = await self._write(records, is_alone=len(messages) == 1)
         except Exception as error:
             self._note_refusal(error)
             raise
+        if refused:
+            raise MessageContentError(_described(refused))
         self._health.set_ready("ledger", True)
         applier_metrics.APPLY_SECONDS.observe(time.perf_counter() - started)
-        applier_metrics.APPLIED.labels("request").inc(len(requests))
-        applier_metrics.APPLIED.labels("sequence").inc(len(sequences))
+        num_sequences = sum(record.HasField("sequence") for record in records)
+        applier_metrics.APPLIED.labels("request").inc(len(records) - num_sequences)
+        applier_metrics.APPLIED.labels("sequence").inc(num_sequences)
         with contextlib.suppress(BusError):  # who misses the news looks again
             news = UsageApplied(num_records=len(records))
             await self._bus.publish(subjects.ACCOUNTS_APPLIED, news, context=Context())
+
+    async def _write(
+        self, records: Sequence[UsageRecord], *, is_alone: bool
+    ) -> list[tuple[UsageRecord, Exception]]:
+        """Write records; return those that are refused for what they say, and why.
+
+        Of one message that is every record by itself; of several, all or none.
+        """
+        try:
+            if requests := [r for r in records if not r.HasField("sequence")]:
+                await self.ledger.apply(requests)
+            await self.sequences.apply(r.sequence for r in records if r.HasField("sequence"))
+        except OF_CONTENT as error:
+            middle = len(records) // 2 if is_alone else 0
+            if not middle:
+                return [(record, error) for record in records]
+            return [
+                *await self._write(records[:middle], is_alone=True),
+                *await self._write(records[middle:], is_alone=True),
+            ]
+        return []
 
     async def reconcile(self, gone_seconds: float) -> ReconcileResponse:
         """Close what dead gateways left open, once all that is on its way now is in the ledger.
@@ -193,12 +212,13 @@ def flattened(messages: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
         yield from message.batch
 
 
-def _described(records: Sequence[UsageRecord], error: Exception) -> str:
-    """Return in one line of the log which records were refused, and why."""
-    ids = [getattr(r, kind).request_id for r in records if (kind := r.WhichOneof("record"))]
+def _described(refused: Sequence[tuple[UsageRecord, Exception]]) -> str:
+    """Return in one line of the log which records were refused, and why the first was."""
+    ids = [getattr(r, kind).request_id for r, _ in refused if (kind := r.WhichOneof("record"))]
+    error = refused[0][1]
     reason = str(error).partition("\n")[0]
     return (
-        f"{len(records)} usage records, of {', '.join(map(repr, ids[:5]))[:400]}: "
+        f"{len(refused)} usage records, of {', '.join(map(repr, ids[:5]))[:400]}: "
         f"{type(error).__name__}: {reason[:200]}"
     )
 
