@@ -141,7 +141,7 @@ async def test_sampling_and_stop_sequences(start: Start, bus: Any, model_folder:
     async with start(worker) as running, client_of(running) as client:
         message = await client.messages.create(
             **{**ASKED, "max_tokens": 60},
-            extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.5},
+            extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.5, "seed": 7},
             stop_sequences=[" th", "zz"],
             metadata={"user_id": "u"},
         )
@@ -150,7 +150,8 @@ async def test_sampling_and_stop_sequences(start: Start, bus: Any, model_folder:
     assert message.content[0].text == "one two"  # type: ignore[union-attr]
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " th")
     assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.5)
+    drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
+    assert drawn == (0.5, 3, 0.5, 7)
 
 
 async def test_a_tool_is_used(start: Start, bus: Any, model_folder: Any) -> None:

@@ -45,6 +45,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
             temperature=sent.temperature,
             top_p=sent.top_p,
             top_k=sent.top_k,
+            seed=sent.seed,
             stop=sent.stop_sequences,
             cache_salt=sent.cache_salt,
             user=sent.metadata.user_id if sent.metadata else None,

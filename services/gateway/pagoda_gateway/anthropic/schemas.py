@@ -26,6 +26,7 @@ from pagoda_gateway.openai.schemas.base import (
     Refused,
     RequestBody,
     RequestModel,
+    Seed,
 )
 from pagoda_gateway.openai.schemas.chat import MAX_THINKING_TOKENS
 from pagoda_gateway.openai.schemas.contents import check_content
@@ -224,6 +225,7 @@ class MessagesBody(CountTokensBody):
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)
     stop_sequences: Items[StopSequence] | None = Field(None, max_length=MAX_STOP_SEQUENCES)
     metadata: Metadata | None = None
+    seed: Seed = None  # not Anthropic's
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     service_tier: str | None = None  # known, and without effect
     # Known, and refused when set.
