@@ -118,7 +118,6 @@ class Cluster:
                     stream,
                     [pattern],
                     max_bytes=STREAM_BYTES,
-                    max_age_seconds=None,
                     discard_old=True,
                 )
             async with cluster._stack:

@@ -34,7 +34,6 @@ from pagoda_runtime.messaging.codec import (
 )
 from pagoda_runtime.messaging.connection import Connection
 from pagoda_runtime.messaging.request_server import RequestServer, with_read_at
-from pagoda_runtime.messaging.stream_repair import OnState
 from pagoda_runtime.messaging.streams import ConsumerProgress, Streams
 from pagoda_runtime.messaging.subjects import is_inbox
 from pagoda_runtime.messaging.subscription import Subscription
@@ -265,9 +264,7 @@ class Bus:
         subjects: list[str],
         *,
         max_bytes: int,
-        max_age_seconds: float | None,
         discard_old: bool,
-        on_state: OnState | None = None,
     ) -> None:
         """Create or update a JetStream stream in file storage; see `Streams.ensure`.
 
@@ -277,16 +274,12 @@ class Bus:
             name,
             subjects,
             max_bytes=max_bytes,
-            max_age_seconds=max_age_seconds,
             discard_old=discard_old,
-            on_state=on_state,
         )
 
-    def watch_stream(
-        self, name: str, subjects: list[str], *, on_state: OnState | None = None
-    ) -> None:
+    def watch_stream(self, name: str, subjects: list[str]) -> None:
         """Know a stream that another process makes; see `Streams.watch`."""
-        self._streams.watch(name, subjects, on_state)
+        self._streams.watch(name, subjects)
 
     async def publish_durable(
         self,

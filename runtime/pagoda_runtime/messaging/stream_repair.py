@@ -14,7 +14,6 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import nats.errors
@@ -30,8 +29,6 @@ from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.tasks.retry import retry_delay
 
 logger = logging.getLogger(__name__)
-
-OnState = Callable[[bool, str], None]  # (takes messages, else why not)
 
 RETRY_SECONDS = 1.0
 ANSWER_SECONDS = 2.0
@@ -57,7 +54,6 @@ _EXPECT_NONE = {"Nats-Expected-Last-Subject-Sequence": "0"}
 @dataclass(slots=True)
 class _Watched:
     config: StreamConfig
-    on_state: OnState | None
     is_ours: bool
     made_at: float = field(default_factory=time.monotonic)
     trouble: str = ""
@@ -73,17 +69,14 @@ class StreamRepair:
         self._streams: dict[str, _Watched] = {}
         self._heard: set[str] = set()
 
-    def watch(self, config: StreamConfig, on_state: OnState | None) -> None:
-        """Look after another's stream, of which only name and subjects need be known.
+    def watch(self, config: StreamConfig) -> None:
+        """Look after another's stream, of which only name and subjects need be known."""
+        self._streams[config.name or ""] = _Watched(config, is_ours=False)
 
-        `on_state` hears of each change, at first nothing.
-        """
-        self._streams[config.name or ""] = _Watched(config, on_state, is_ours=False)
-
-    async def own(self, config: StreamConfig, on_state: OnState | None) -> None:
+    async def own(self, config: StreamConfig) -> None:
         """Look after a stream that was made here, and hear of those who write it."""
         name = config.name or ""
-        self._streams[name] = _Watched(config, on_state, is_ours=True)
+        self._streams[name] = _Watched(config, is_ours=True)
         if name not in self._heard:
             self._heard.add(name)
             on_wanted = functools.partial(self._on_wanted, name)
@@ -243,8 +236,6 @@ class StreamRepair:
             logger.error("%s", StreamError(name, trouble))
         elif not trouble:
             logger.warning("JetStream %s takes messages again", name)
-        if watched.on_state is not None:
-            watched.on_state(not trouble, trouble)
 
 
 def lease_subject(name: str) -> str:

@@ -16,7 +16,7 @@ from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfi
 
 from pagoda_runtime.errors import RequestTimeoutError, StreamError
 from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_config
-from pagoda_runtime.messaging.stream_repair import OnState, StreamRepair
+from pagoda_runtime.messaging.stream_repair import StreamRepair
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.cancellation import cancellation_kept
@@ -64,20 +64,17 @@ class Streams:
         subjects: list[str],
         *,
         max_bytes: int,
-        max_age_seconds: float | None,
         discard_old: bool,
-        on_state: OnState | None = None,
     ) -> None:
         """Create the stream, or change it to these limits; several processes may do so at once.
 
         Where the server's disk has no room for `max_bytes`, the limit is halved until it has, down
         to 1 MiB. From now on, a stream that stops storing is noticed here, or heard of from those
-        who write it, and repaired, see `StreamRepair`; `on_state` hears of it.
+        who write it, and repaired, see `StreamRepair`.
 
         Raises:
             StreamError: JetStream refused, or was not there within 15 s.
         """
-        window = min(DUPLICATE_WINDOW_SECONDS, max_age_seconds or DUPLICATE_WINDOW_SECONDS)
         config = StreamConfig(
             name=name,
             subjects=subjects,
@@ -85,8 +82,8 @@ class Streams:
             retention=RetentionPolicy.LIMITS,
             discard=DiscardPolicy.OLD if discard_old else DiscardPolicy.NEW,
             max_bytes=max_bytes,
-            max_age=max_age_seconds or 0,
-            duplicate_window=window,
+            max_age=0,  # none
+            duplicate_window=DUPLICATE_WINDOW_SECONDS,
         )
         cause: Exception | None = None
         with contextlib.suppress(TimeoutError):
@@ -94,7 +91,7 @@ class Streams:
                 while True:
                     try:
                         made = await self._ensure_once(config)
-                        return await self._repair.own(made, on_state)
+                        return await self._repair.own(made)
                     except (nats.js.errors.ServiceUnavailableError, nats.errors.Error) as error:
                         if isinstance(error, nats.js.errors.BadRequestError):
                             raise StreamError(name, str(error)) from error
@@ -102,12 +99,12 @@ class Streams:
                     await asyncio.sleep(PAUSE_SECONDS)
         raise StreamError(name, f"not there within {READY_SECONDS:g} s ({_text(cause)})") from cause
 
-    def watch(self, name: str, subjects: list[str], on_state: OnState | None) -> None:
+    def watch(self, name: str, subjects: list[str]) -> None:
         """Notice from now on if the stream stops storing, and have its owner repair it.
 
         It need not be there yet: what is published before waits for it.
         """
-        self._repair.watch(StreamConfig(name=name, subjects=subjects), on_state)
+        self._repair.watch(StreamConfig(name=name, subjects=subjects))
 
     async def publish(
         self,

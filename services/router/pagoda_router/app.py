@@ -123,7 +123,6 @@ async def _serve(
         subjects.KV_EVENTS_STREAM,
         [subjects.KV_EVENTS_ALL],
         max_bytes=subjects.KV_EVENTS_MAX_BYTES,
-        max_age_seconds=None,
         discard_old=True,
     )
     events = await bus.consume(

@@ -36,7 +36,6 @@ async def events(bus: Bus) -> AsyncIterator[asyncio.Queue[kv_event_pb2.KvEvent]]
         stream,
         [subjects.KV_EVENTS_ALL],
         max_bytes=16 << 20,
-        max_age_seconds=None,
         discard_old=True,
     )
     queue: asyncio.Queue[kv_event_pb2.KvEvent] = asyncio.Queue()

@@ -66,9 +66,7 @@ async def test_durable_messages_and_consumers_survive(
             pass
 
     async with Bus.connect(own_common, name="a") as bus:
-        await bus.ensure_stream(
-            "S", ["s.*"], max_bytes=1 << 20, max_age_seconds=None, discard_old=True
-        )
+        await bus.ensure_stream("S", ["s.*"], max_bytes=1 << 20, discard_old=True)
         await bus.consume("S", "d", CancelRequest, handler, batch=10)
         for i in range(2):
             await bus.publish_durable(

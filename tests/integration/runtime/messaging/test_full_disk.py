@@ -23,21 +23,12 @@ def _repair_is_soon_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_repair, "RETRY_SECONDS", 0.05)
 
 
-class States:
-    """What `on_state` was told."""
-
-    def __init__(self) -> None:
-        self.current: tuple[bool, str] = (True, "")
-        self._arrived: asyncio.Queue[tuple[bool, str]] = asyncio.Queue()
-
-    def __call__(self, is_ready: bool, why: str) -> None:
-        self._arrived.put_nowait((is_ready, why))
-
-    async def become(self, is_ready: bool) -> str:
-        async with asyncio.timeout(60):
-            while self.current[0] is not is_ready:
-                self.current = await self._arrived.get()
-        return self.current[1]
+async def until_it(bus: Bus, *, takes_messages: bool) -> str:
+    """Return what is wrong once that is known, or "" once nothing is."""
+    async with asyncio.timeout(60):
+        while bool(why := bus._streams._repair.trouble(SUBJECT)) is takes_messages:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return why
 
 
 @pytest_asyncio.fixture
@@ -64,22 +55,20 @@ async def publish_until_refused(bus: Bus) -> list[str]:
     raise AssertionError("the disk never was full")
 
 
-async def ensure(bus: Bus, states: States, *, discard_old: bool = False) -> None:
+async def ensure(bus: Bus, *, discard_old: bool = False) -> None:
     await bus.ensure_stream(
         "USAGE",
         ["usage.*"],
         max_bytes=4 << 20,
-        max_age_seconds=None,
         discard_old=discard_old,
-        on_state=states,
     )
 
 
 async def test_a_stream_takes_messages_again_once_its_disk_has_room(
     disk_bus: Bus, small_disk: SmallDisk
 ) -> None:
-    states, taken = States(), asyncio.Queue[str]()
-    await ensure(disk_bus, states)
+    taken = asyncio.Queue[str]()
+    await ensure(disk_bus)
 
     async def take(messages: list[CancelRequest]) -> None:
         for message in messages:
@@ -89,12 +78,12 @@ async def test_a_stream_takes_messages_again_once_its_disk_has_room(
     await publish(disk_bus, "before")
     small_disk.fill()
     stored = ["before", *await publish_until_refused(disk_bus)]
-    assert "NATS does not store" in await states.become(False)
+    assert "NATS does not store" in await until_it(disk_bus, takes_messages=False)
     with pytest.raises(StreamError, match="NATS does not store"):
         await publish(disk_bus, "refused")
 
     small_disk.make_room()
-    await states.become(True)
+    await until_it(disk_bus, takes_messages=True)
     await publish(disk_bus, "after")
 
     async with asyncio.timeout(60):
@@ -104,9 +93,9 @@ async def test_a_stream_takes_messages_again_once_its_disk_has_room(
 async def test_a_stream_is_not_made_anew_before_all_of_it_was_acknowledged(
     disk_bus: Bus, small_disk: SmallDisk
 ) -> None:
-    states, taken = States(), asyncio.Queue[str]()
+    taken = asyncio.Queue[str]()
     may_take = asyncio.Event()
-    await ensure(disk_bus, states)
+    await ensure(disk_bus)
 
     async def take(messages: list[CancelRequest]) -> None:
         await may_take.wait()
@@ -117,13 +106,13 @@ async def test_a_stream_is_not_made_anew_before_all_of_it_was_acknowledged(
     await publish(disk_bus, "before")
     small_disk.fill()
     stored = ["before", *await publish_until_refused(disk_bus)]
-    await states.become(False)
+    await until_it(disk_bus, takes_messages=False)
     small_disk.make_room()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
-            await states.become(True)
+            await until_it(disk_bus, takes_messages=True)
     may_take.set()
-    await states.become(True)
+    await until_it(disk_bus, takes_messages=True)
 
     async with asyncio.timeout(60):
         assert [await taken.get() for _ in stored] == stored
@@ -132,22 +121,19 @@ async def test_a_stream_is_not_made_anew_before_all_of_it_was_acknowledged(
 async def test_a_stream_that_drops_old_messages_needs_no_acknowledgement(
     disk_bus: Bus, small_disk: SmallDisk
 ) -> None:
-    states = States()
-    await ensure(disk_bus, states, discard_old=True)
+    await ensure(disk_bus, discard_old=True)
     await publish(disk_bus, "before")
     small_disk.fill()
     await publish_until_refused(disk_bus)
-    await states.become(False)
+    await until_it(disk_bus, takes_messages=False)
 
     small_disk.make_room()
-    await states.become(True)
+    await until_it(disk_bus, takes_messages=True)
     await publish(disk_bus, "after")
 
 
 async def test_a_stream_gets_what_there_is_room_for(disk_bus: Bus) -> None:
-    await disk_bus.ensure_stream(
-        "USAGE", ["usage.*"], max_bytes=4 << 30, max_age_seconds=None, discard_old=False
-    )
+    await disk_bus.ensure_stream("USAGE", ["usage.*"], max_bytes=4 << 30, discard_old=False)
     await publish(disk_bus, "a")
 
     info = await disk_bus._client.jetstream().stream_info("USAGE")

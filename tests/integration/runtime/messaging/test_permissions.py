@@ -235,7 +235,7 @@ async def test_streams_are_made_written_read_trimmed_and_replayed(
     async def make(bus: Bus, max_bytes: int) -> None:
         await bus.ensure_stream(
             stream, [f"{subject.rsplit('.', 1)[0]}.*"],
-            max_bytes=max_bytes, max_age_seconds=None, discard_old=True,
+            max_bytes=max_bytes, discard_old=True,
         )  # fmt: skip
 
     async with bus_of(reader, server, tmp_path) as reading:
@@ -268,9 +268,7 @@ async def test_who_reads_a_stream_may_repair_it(
     server: Server, tmp_path: Path, user: str, stream: str, pattern: str
 ) -> None:
     async with bus_of(user, server, tmp_path) as bus, asyncio.timeout(60):
-        await bus.ensure_stream(
-            stream, [pattern], max_bytes=1 << 20, max_age_seconds=None, discard_old=True
-        )
+        await bus.ensure_stream(stream, [pattern], max_bytes=1 << 20, discard_old=True)
         repair = bus._streams._repair
         watched = repair._streams[stream]
         while not await repair._is_well(watched, is_silent=True):  # noqa: ASYNC110  (a lease)
@@ -305,9 +303,7 @@ async def test_who_writes_a_stream_has_its_owner_repair_it(
         bus_of(writer, server, tmp_path) as writing,
         asyncio.timeout(60),
     ):
-        await owning.ensure_stream(
-            stream, [pattern], max_bytes=1 << 20, max_age_seconds=None, discard_old=True
-        )
+        await owning.ensure_stream(stream, [pattern], max_bytes=1 << 20, discard_old=True)
         jetstream = owning._client.jetstream(timeout=60)
         before = (await jetstream.stream_info(stream)).created
         owned = owning._streams._repair._streams[stream]
@@ -355,7 +351,7 @@ async def test_what_is_written_before_a_stream_is_there_waits_for_it(
         assert "no stream KV_EVENTS" in trouble
         await router.ensure_stream(
             stream, [subjects.KV_EVENTS_ALL],
-            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+            max_bytes=1 << 20, discard_old=True,
         )  # fmt: skip
         while worker._streams._repair.trouble(subject):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -371,7 +367,7 @@ async def test_a_stream_is_trimmed_by_its_reader(server: Server, tmp_path: Path)
     async with bus_of("applier", server, tmp_path) as bus, client_of("applier", server) as raw:
         await bus.ensure_stream(
             subjects.USAGE_STREAM, [subjects.USAGE_ALL],
-            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+            max_bytes=1 << 20, discard_old=True,
         )  # fmt: skip
         await bus.consume(
             subjects.USAGE_STREAM, "trimming", CancelRequest, handler, batch=4, trim_seconds=0.02
@@ -396,7 +392,7 @@ async def test_a_gateway_may_ask_how_far_the_ledger_is(server: Server, tmp_path:
     ):
         await applier.ensure_stream(
             subjects.USAGE_STREAM, [subjects.USAGE_ALL],
-            max_bytes=1 << 20, max_age_seconds=None, discard_old=True,
+            max_bytes=1 << 20, discard_old=True,
         )  # fmt: skip
         progress = await bus.consumer_progress(subjects.USAGE_STREAM, "nobody")
         assert progress.done_sequence == 0

@@ -65,9 +65,7 @@ def stream() -> str:
 
 
 async def make_stream(bus: Bus, stream: str, *, max_bytes: int = 1 << 20) -> None:
-    await bus.ensure_stream(
-        stream, [f"{stream}.*"], max_bytes=max_bytes, max_age_seconds=None, discard_old=True
-    )
+    await bus.ensure_stream(stream, [f"{stream}.*"], max_bytes=max_bytes, discard_old=True)
 
 
 async def fill(bus: Bus, stream: str, num_messages: int, first: int = 0) -> None:
@@ -92,7 +90,6 @@ async def test_streams_with_the_same_subject_are_refused(bus: Bus, stream: str) 
             f"{stream}B",
             [f"{stream}.*"],
             max_bytes=1 << 20,
-            max_age_seconds=60,
             discard_old=False,
         )
 
@@ -121,9 +118,7 @@ async def test_publishing_without_a_stream_times_out(bus: Bus, stream: str) -> N
 
 
 async def test_a_full_stream_that_keeps_old_messages_refuses(bus: Bus, stream: str) -> None:
-    await bus.ensure_stream(
-        stream, [f"{stream}.*"], max_bytes=1024, max_age_seconds=None, discard_old=False
-    )
+    await bus.ensure_stream(stream, [f"{stream}.*"], max_bytes=1024, discard_old=False)
 
     await fill(bus, stream, 5)
     with pytest.raises(StreamError, match="maximum bytes"):
@@ -131,9 +126,7 @@ async def test_a_full_stream_that_keeps_old_messages_refuses(bus: Bus, stream: s
 
 
 async def make_refusing_stream(bus: Bus, stream: str, *, max_bytes: int) -> None:
-    await bus.ensure_stream(
-        stream, [f"{stream}.*"], max_bytes=max_bytes, max_age_seconds=None, discard_old=False
-    )
+    await bus.ensure_stream(stream, [f"{stream}.*"], max_bytes=max_bytes, discard_old=False)
 
 
 async def fill_until_refused(bus: Bus, stream: str) -> int:

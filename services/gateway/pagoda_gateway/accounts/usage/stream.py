@@ -19,7 +19,6 @@ async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
         subjects.USAGE_STREAM,
         [subjects.USAGE_ALL],
         max_bytes=max_bytes,
-        max_age_seconds=None,
         discard_old=False,
     )
 
