@@ -172,7 +172,7 @@ def _kind(middleware: Middleware) -> type:
 def _complete(document: dict[str, Any]) -> None:
     """Add schemas, and to the routes with a key: that they need it, and how they fail."""
     models, schemes = _MODELS, _KEYS
-    if any(_is_admin(path) for path in document["paths"]):
+    if any(is_administration(path) for path in document["paths"]):
         models, schemes = models + _ADMIN_MODELS, schemes | _ADMIN_KEYS
     _, definitions = models_json_schema([(m, "validation") for m in models], ref_template=_REF)
     document["components"] = {"schemas": definitions["$defs"], "securitySchemes": schemes}
@@ -184,7 +184,7 @@ def _complete(document: dict[str, Any]) -> None:
                 if "$ref" in media["schema"]:  # FastAPI merges what it guesses into it
                     media["schema"] = {"$ref": media["schema"]["$ref"]}
             if path not in OPEN_PATHS:
-                keys = _ADMIN_KEYS if _is_admin(path) else _KEYS
+                keys = _ADMIN_KEYS if is_administration(path) else _KEYS
                 operation["security"] = [{name: []} for name in keys]  # one of them
                 for status, meaning in _ERRORS.items():
                     responses[status] = {
@@ -209,10 +209,6 @@ def _event(model: type[BaseModel]) -> dict[str, Any]:
         "properties": {"data": {"anyOf": [{"const": sse.DONE_DATA}, data]}},
         "required": ["data"],
     }
-
-
-def _is_admin(path: str) -> bool:
-    return is_administration(path)
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:
