@@ -313,7 +313,7 @@ async def open_database(url: str) -> AsyncIterator[Database]:
 
 
 def comparable(text: str) -> str:
-    """Return a client's text as both databases take it to compare with: PostgreSQL has no NUL."""
+    """Return a client's text as both databases take it, to compare or keep: one has no NUL."""
     return text.replace("\0", "\ufffd")
 
 

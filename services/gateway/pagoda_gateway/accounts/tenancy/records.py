@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.errors import ConflictError, InvalidRequestError, NotFoundError, shorten
 
 Announce = Callable[[AccountChange], Awaitable[None]]
@@ -40,7 +40,7 @@ class Records:
         """Return at most `limit` rows whose ids follow `after`."""
         statement = (
             sa.select(self.table)
-            .where(self._id > _comparable(after), *conditions)
+            .where(self._id > comparable(after), *conditions)
             .order_by(self._id)
             .limit(limit + 1)
         )
@@ -107,15 +107,10 @@ class Records:
     def _find(
         self, connection: sa.Connection, name: str, *, for_change: bool
     ) -> sa.RowMapping | None:
-        statement = sa.select(self.table).where(self._id == _comparable(name))
+        statement = sa.select(self.table).where(self._id == comparable(name))
         if for_change:
             statement = statement.with_for_update()
         row = connection.execute(statement).mappings().first()
         if row is None or row.get("deleted_unix_seconds") is not None:
             return None
         return row
-
-
-def _comparable(name: str) -> str:
-    """Return an id that may be compared: PostgreSQL knows no text with a zero byte."""
-    return name.replace("\0", "\N{REPLACEMENT CHARACTER}")

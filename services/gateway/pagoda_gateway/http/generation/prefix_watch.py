@@ -13,6 +13,7 @@ import numpy as np
 from pagoda.rpc.v1.route_pb2 import Candidate, RouteResponse
 from pagoda.rpc.v1.usage_pb2 import UsageClose
 from pagoda_gateway import metrics
+from pagoda_gateway.accounts.database import comparable
 from pagoda_gateway.accounts.prefixes.explanation import CacheKey, Compared, Outcome, PrefixMiss
 from pagoda_gateway.accounts.prefixes.memory import Arrival
 from pagoda_gateway.accounts.prefixes.outline import Outline, Part
@@ -135,7 +136,7 @@ class PrefixWatch:
         noted.num_expected_tokens = sum(miss.num_expected_tokens for miss in same)
         noted.first_token = example.first_token
         noted.place, noted.role = example.place.name, example.place.role
-        noted.text, noted.earlier_text = _storable(example.text), _storable(example.earlier_text)
+        noted.text, noted.earlier_text = comparable(example.text), comparable(example.earlier_text)
         identity, model = self._generation.identity, self._generation.model
         micros = None
         for name in (model.full_name, model.name):
@@ -183,7 +184,3 @@ def _num_held_elsewhere(route: RouteResponse | None) -> int:
 
 def _prefiller(candidate: Candidate) -> str:
     return candidate.prefill_worker_id or candidate.decode_worker_id
-
-
-def _storable(text: str) -> str:
-    return text.replace("\0", "\ufffd")  # PostgreSQL has no NUL
