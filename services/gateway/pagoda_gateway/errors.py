@@ -167,15 +167,10 @@ class UnfollowableError(InvalidRequestError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after_seconds: float | None = None,
-        at_fault: Sequence[int] = (),
+        self, message: str, *, param: str | None = None, at_fault: Sequence[int] = ()
     ) -> None:
         """Keep what is at fault; for the others see `GatewayError`."""
-        super().__init__(message, param=param, retry_after_seconds=retry_after_seconds)
+        super().__init__(message, param=param)
         self.at_fault = at_fault
 
 

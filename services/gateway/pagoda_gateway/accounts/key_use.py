@@ -24,12 +24,10 @@ class KeyUse:
         self,
         write: Callable[[dict[str, float]], Awaitable[None]],
         *,
-        interval_seconds: float = WRITE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Write by `write`: key id -> Unix time of its last use."""
         self._write = write
-        self._interval_seconds = interval_seconds
         self._clock = clock
         self._used: dict[str, float] = {}
 
@@ -41,7 +39,7 @@ class KeyUse:
     async def run(self) -> None:
         """Write once a minute until cancelled."""
         while True:
-            await asyncio.sleep(self._interval_seconds)
+            await asyncio.sleep(WRITE_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:

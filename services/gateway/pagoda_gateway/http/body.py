@@ -34,14 +34,9 @@ _UNION_PART = re.compile(r"^[a-z]+\[.*\]$")
 
 @contextlib.asynccontextmanager
 async def read_body(
-    request: Request,
-    schema: type[Body],
-    reader: BodyReader,
-    limits: Mapping[str, int] | None = None,
+    request: Request, schema: type[Body], reader: BodyReader
 ) -> AsyncIterator[Body]:
     """Yield the request's body as `schema`; its bytes are in the reader's budget until the end.
-
-    `limits`: see `validated`.
 
     Raises:
         GatewayError: says which field and limit.
@@ -50,7 +45,7 @@ async def read_body(
     with reader.held() as held:
         value = await read_object(request, reader, held)
         note_ignored(request.scope, value, schema)
-        tenant, validate = caller_of(request).tenant, partial(validated, value, schema, limits)
+        tenant, validate = caller_of(request).tenant, partial(validated, value, schema)
         body = await reader.large.read(tenant, held.num_bytes, validate)
         del value
         yield body
