@@ -5,6 +5,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from pagoda_gateway.pages import list_page
+
 _MOMENTS = (
     "created", "in_progress", "expires", "finalizing", "completed", "failed", "expired",
     "cancelling", "cancelled",
@@ -54,11 +56,4 @@ def list_object(
     rows: Sequence[RowMapping], limit: int, write: Callable[[RowMapping], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the first `limit` of `rows`, which have one more where there is more."""
-    data = [write(row) for row in rows[:limit]]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(rows) > limit,
-    }
+    return list_page([write(row) for row in rows[:limit]], has_more=len(rows) > limit)

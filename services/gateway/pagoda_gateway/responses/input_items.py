@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.pages import list_page
 
 MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
@@ -49,14 +50,7 @@ def item_page(
                 f"'after' is {shorten(after)}; none of these items has that id", param="after"
             )
         ordered = ordered[places[0] :]
-    data = [listed(item) for item in ordered[:limit]]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(ordered) > limit,
-    }
+    return list_page([listed(item) for item in ordered[:limit]], has_more=len(ordered) > limit)
 
 
 def _kind(item: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import caller_of
 from pagoda_gateway.http.openapi import described
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
+from pagoda_gateway.pages import list_page
 from pagoda_gateway.served_model import ServedModel
 
 
@@ -28,10 +29,7 @@ def make_router(gateway: Gateway) -> APIRouter:
             for id_, model in entries.items()
             if key.may_use(id_) or key.may_use(model.full_name)
         ]
-        ids = [card["id"] for card in cards]
-        first, last = (ids[0], ids[-1]) if ids else (None, None)
-        page = {"first_id": first, "last_id": last, "has_more": False}
-        return {"object": "list", "data": cards, **page}
+        return list_page(cards, has_more=False)
 
     @router.get("/v1/models/{model_id:path}", openapi_extra=described(ModelCard))
     async def get_model(model_id: str, request: Request) -> dict[str, Any]:
