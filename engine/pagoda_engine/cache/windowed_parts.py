@@ -38,7 +38,7 @@ class WindowedParts:
 
     @property
     def num_idle_places(self) -> int:
-        """Places that `take_oldest` would give back, one call after the other."""
+        """Places that `take` would give back of `oldest`, one call after the other."""
         return len(self._idle) * self.num_parts
 
     @property

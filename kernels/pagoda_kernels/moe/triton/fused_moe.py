@@ -36,7 +36,7 @@ def tile_shape(block_m: int, weight_bytes: int, element_bytes: int) -> MatmulTil
 
 
 def weight_kind(weight: torch.Tensor, is_emulated: bool | None = None) -> int:
-    """How `moe_matmul` reads the weights."""
+    """How `moe_gate_up_kernel` and `moe_down_kernel` read the weights."""
     if weight.dtype != FP8:
         return int(UNSCALED.value)
     if is_emulated is None:
