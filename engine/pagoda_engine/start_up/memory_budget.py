@@ -115,10 +115,6 @@ class KvPool:
         """Tokens that fit."""
         return self.num_blocks * self.block_size
 
-    def bytes_for(self, num_tokens: int) -> int:
-        """The size of the smallest pool that holds one sequence of this length."""
-        return -(-num_tokens // self.block_size) * self.block_bytes
-
     def explain(self, max_model_len: int) -> str:
         """Return what the pool holds, in one line."""
         size = format_bytes(self.num_blocks * self.block_bytes)

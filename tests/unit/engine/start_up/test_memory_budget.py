@@ -118,17 +118,6 @@ def test_every_term_is_in_the_explanation() -> None:
     ]
 
 
-@given(st.integers(0, 10_000), st.integers(1, 2**24), st.integers(1, 256), st.integers(1, 10**6))
-def test_bytes_for_a_sequence_hold_it(
-    num_blocks: int, block_bytes: int, block_size: int, num_tokens: int
-) -> None:
-    pool = KvPool(num_blocks, block_bytes, block_size)
-    smallest = pool.bytes_for(num_tokens) // block_bytes
-
-    assert KvPool(smallest, block_bytes, block_size).num_tokens >= num_tokens
-    assert KvPool(smallest - 1, block_bytes, block_size).num_tokens < num_tokens
-
-
 def test_a_pool_says_what_it_holds() -> None:
     pool = KvPool(num_blocks=1000, block_bytes=2 * 2**20, block_size=16)
 
