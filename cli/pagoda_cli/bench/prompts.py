@@ -32,7 +32,6 @@ class SyntheticPrompts:
             )
         self._vocabulary = vocabulary
         self._seed = seed
-        self._num_prefix_tokens = num_prefix_tokens
         self._send_ids = send_ids
         self._block_tokens = max(1, round(MOONCAKE_BLOCK_TOKENS * block_scale))
         self._prefix = self._draw("prefix", num_prefix_tokens)

@@ -172,7 +172,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
             except Exception:
                 logger.exception("%s: its blocks could not be pushed", sequence.sequence_id)
             finally:
-                await self._close(sequence, push, target, reason)
+                await self._close(push, target, reason)
 
     async def _push_all(self, sequence: PrefillSequence, push: KvPush) -> str:
         """Returns an empty reason when the consumer has everything, else why it has not."""
@@ -213,9 +213,7 @@ class PrefillHandler(RoleHandler[PrefillSequence]):
                 "%s: blocks %s arrived damaged", sequence.sequence_id, summary.bad_blocks
             )
 
-    async def _close(
-        self, sequence: PrefillSequence, push: KvPush, target: LeaseTarget, reason: str
-    ) -> None:
+    async def _close(self, push: KvPush, target: LeaseTarget, reason: str) -> None:
         await push.close()
         ended = FinishReason.ABORT.value if reason else "prefill"
         self.worker.metrics.sequences_ended.labels(ended).inc()
