@@ -25,10 +25,10 @@ from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.service import ServiceContext
-from pagoda_worker import engine_messages
 from pagoda_worker.settings import WorkerSettings
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from support.engine_driver import EngineDriver
+from support.sampling_message import sampling_message
 
 SECONDS = 60.0
 BLOCK_SIZE = 16
@@ -181,7 +181,7 @@ class Cluster:
             output_token_ids=output_token_ids,
             cache_root=root,
             block_hashes=b"".join(hash_prompt(root, prompt, BLOCK_SIZE)),
-            sampling=engine_messages.sampling_message(sampling),
+            sampling=sampling_message(sampling),
             plan=generate_pb2.KvPlan(
                 prefill_worker_id=prefill_worker_id, num_fetch_blocks=num_fetch_blocks
             ),

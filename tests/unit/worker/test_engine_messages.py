@@ -1,5 +1,6 @@
 import pytest
 from opentelemetry.context import Context
+from support.sampling_message import sampling_message
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_engine import (
@@ -27,7 +28,7 @@ def make_message(**fields: object) -> generate_pb2.GenerateRequest:
         output_token_ids=[7, 8],
         cache_root=ROOT,
         block_hashes=b"".join(hash_prompt(ROOT, PROMPT, 16)),
-        sampling=engine_messages.sampling_message(SamplingParams(max_tokens=5)),
+        sampling=sampling_message(SamplingParams(max_tokens=5)),
         priority=-3,
     )
     for name, value in fields.items():
@@ -100,7 +101,7 @@ def decode(message: generate_pb2.GenerateRequest) -> SequenceRequest:
     ],
 )
 def test_sampling_survives_the_wire(params: SamplingParams) -> None:
-    wire = engine_messages.sampling_message(params).SerializeToString()
+    wire = sampling_message(params).SerializeToString()
     assert engine_messages.sampling_params(generate_pb2.SamplingParams.FromString(wire)) == params
 
 
