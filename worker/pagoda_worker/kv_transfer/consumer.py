@@ -17,7 +17,8 @@ from pagoda.rpc.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
 from pagoda_engine import KvCache
 from pagoda_engine.cache import PeerPool, PeerPoolError
 from pagoda_worker.errors import LeaseError, LeaseMismatchError, LeaseVoidError
-from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
+from pagoda_worker.kv_transfer.base import PushTrailer
+from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable
 from pagoda_worker.kv_transfer.peer_pools import PeerPools
 from pagoda_worker.kv_transfer.pool_codec import (
     DigestKind,
@@ -183,7 +184,7 @@ class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> kv_transfer_pb2.PushResponse:
         if not lease.blocks.is_open:
             raise LeaseVoidError(lease.lease_id, "settled before its trailer came")
-        result = PrefillResult(
+        result = PushTrailer(
             num_computed_tokens=trailer.num_computed_tokens,
             first_token_id=trailer.first_token_id,
             is_finished=trailer.is_finished,

@@ -10,8 +10,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pagoda.rpc.v1 import generate_pb2
 from pagoda_worker.errors import LeaseVoidError
+from pagoda_worker.kv_transfer.base import PushTrailer
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 
@@ -28,29 +28,19 @@ class LeaseOutcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillResult:
-    """What the producer's trailer said."""
-
-    num_computed_tokens: int
-    first_token_id: int
-    is_finished: bool
-    finish_reason: "generate_pb2.FinishReason.ValueType" = generate_pb2.FINISH_REASON_UNSPECIFIED
-
-
-@dataclass(frozen=True, slots=True)
 class Settlement:
     """The end of a lease.
 
     Attributes:
         outcome: see LeaseOutcome.
         num_valid_blocks: leading logical blocks whose KV is right, shared ones included.
-        result: with RECEIVED.
+        result: what the producer's trailer said, with RECEIVED.
         reason: details for logs and spans.
     """
 
     outcome: LeaseOutcome
     num_valid_blocks: int
-    result: PrefillResult | None = None
+    result: PushTrailer | None = None
     reason: str = ""
 
 
@@ -140,7 +130,7 @@ class LeaseTable:
         lease: Lease,
         outcome: LeaseOutcome,
         *,
-        result: PrefillResult | None = None,
+        result: PushTrailer | None = None,
         reason: str = "",
     ) -> None:
         """End a lease and fence its blocks. Only the first call counts."""

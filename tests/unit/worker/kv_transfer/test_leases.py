@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pagoda_worker.errors import LeaseVoidError
-from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable, PrefillResult
+from pagoda_worker.kv_transfer.base import PushTrailer
+from pagoda_worker.kv_transfer.leases import Lease, LeaseOutcome, LeaseTable
 from pagoda_worker.kv_transfer.reserved_blocks import ReservedBlocks
 
 EPOCH = "epoch-1"
@@ -67,7 +68,7 @@ async def test_received_lease_tells_the_result(table: LeaseTable, pool: Pool) ->
     table.begin_push("lease-1", EPOCH)
     for index in (2, 1, 3):
         assert lease.blocks.write([index], one_block(index))
-    result = PrefillResult(50, 7, False)
+    result = PushTrailer(50, 7, False)
 
     table.settle(lease, LeaseOutcome.RECEIVED, result=result)
 
