@@ -47,10 +47,6 @@ class Endpoint:
         """The address without `/v1`, where `/tokenize` and `/metrics` live."""
         return self.base_url.removesuffix("/v1")
 
-    def with_model(self, model: str) -> "Endpoint":
-        """Return the same endpoint for `model`."""
-        return replace(self, model=model)
-
     @property
     def headers(self) -> dict[str, str]:
         """Headers every request carries."""
@@ -124,7 +120,7 @@ async def first_model(session: aiohttp.ClientSession, endpoint: Endpoint) -> End
         if response.status != 200:
             raise EndpointError(f"{endpoint.base_url}/models: {error_message(content)}")
     try:
-        return endpoint.with_model(str(orjson.loads(content)["data"][0]["id"]))
+        return replace(endpoint, model=str(orjson.loads(content)["data"][0]["id"]))
     except (ValueError, LookupError, TypeError) as error:
         raise EndpointError(f"{endpoint.base_url}/models names no model: give --model") from error
 
