@@ -1,6 +1,7 @@
 """A generation written down as Anthropic's message: whole, or as its events."""
 
 import json
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -29,11 +30,12 @@ class MessageSerializer(Serializer):
         self._form = form
         self._has_begun = False
 
-    def body(self) -> dict[str, Any]:
-        """Return the whole message."""
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the whole message."""
         self._output.read(whole_output(self._sequence).text, is_last=True)
         content = [_whole_block(block) for block in self._output.blocks]
-        return self._message(content) | self._stop() | {"usage": self._whole_usage()}
+        message = self._message(content) | self._stop() | {"usage": self._whole_usage()}
+        yield orjson.dumps(message)
 
     def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return events of blocks; those of the first token begin the message."""

@@ -18,7 +18,6 @@ PART_NUMBERS = 8192
 """Numbers of one part: they are written in about a millisecond."""
 
 _NO_STREAM = "embeddings come whole"
-_IN_PARTS = "embeddings are written in parts"
 
 
 class EmbeddingSerializer(Serializer):
@@ -56,10 +55,6 @@ class EmbeddingSerializer(Serializer):
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         yield b"]," + orjson.dumps(end)[1:]
-
-    def body(self) -> dict[str, Any]:
-        """See `Serializer.body`."""
-        raise AssertionError(_IN_PARTS)
 
     def events(self, sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """See `Serializer.events`."""

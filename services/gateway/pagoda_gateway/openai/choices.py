@@ -85,13 +85,13 @@ class ChoiceSerializer(Serializer):
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the whole answer as JSON; one of many log probabilities is made in a thread."""
         if self._num_logprobs() <= INLINE_LOGPROBS:
-            yield orjson.dumps(self.body())
+            yield orjson.dumps(self._body())
             return
-        text = await asyncio.to_thread(lambda: orjson.dumps(self.body()))
+        text = await asyncio.to_thread(lambda: orjson.dumps(self._body()))
         for begin in range(0, len(text), PART_BYTES):
             yield text[begin : begin + PART_BYTES]
 
-    def body(self) -> dict[str, Any]:
+    def _body(self) -> dict[str, Any]:
         """Return the whole answer; the generation is over."""
         return {
             **self._head(self.object_name),
@@ -282,10 +282,9 @@ class ChatSerializer(ChoiceSerializer):
             s.index: ChatMessage(new_parser(), self._new_call_id) for s in generation.sequences
         }
 
-    def body(self) -> dict[str, Any]:
-        """See `ResponseSerializer.body`."""
+    def _body(self) -> dict[str, Any]:
         first = self._generation.sequences[0]
-        return {**super().body(), "prompt_logprobs": self._prompt_logprobs(first)}
+        return {**super()._body(), "prompt_logprobs": self._prompt_logprobs(first)}
 
     def _prompt_extras(self) -> dict[str, Any]:
         if not self._options.return_token_ids:

@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
-
 from pagoda_gateway import sse
 from pagoda_gateway.errors import GatewayError
 from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
@@ -14,13 +12,12 @@ from pagoda_gateway.sequences.output.sequence import Delta, OutputSequence
 class Serializer(ABC):
     """Writes one generation, whole or as events."""
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the whole answer as JSON; between two parts others have their turn."""
-        yield orjson.dumps(self.body())
-
     @abstractmethod
-    def body(self) -> dict[str, Any]:
-        """Return the whole answer; the generation is over."""
+    def parts(self) -> AsyncIterator[bytes]:
+        """Yield the whole answer as JSON, once the generation is over.
+
+        Between two parts others have their turn.
+        """
 
     @abstractmethod
     def events(self, sequence: OutputSequence, delta: Delta) -> list[bytes]:

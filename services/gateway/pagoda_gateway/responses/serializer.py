@@ -104,10 +104,6 @@ class ResponseSerializer(Serializer):
                 yield b" "
         yield orjson.dumps(await self._ended())
 
-    def body(self) -> dict[str, Any]:
-        """See `Serializer.body`."""
-        raise AssertionError("a response is written in parts")
-
     def events(self, _sequence: OutputSequence, delta: Delta) -> list[bytes]:
         """Return events of items; those of the first token begin the response."""
         events = []
