@@ -7,7 +7,6 @@ next runs the lines that have none.
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
 from pagoda_gateway.batches.places import Places
 from pagoda_gateway.batches.validation import Validation, validate
 from pagoda_gateway.errors import StorageFullError, UnavailableError
+from pagoda_gateway.sequences.backoff import pause_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -209,8 +209,7 @@ class BatchRun:
             answer = await self._ask(request.call(attempt))
             if answer.retry_after_seconds is None or attempt == MAX_TRIES - 1:
                 break
-            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**attempt)
-            pause *= 0.5 + random.random() / 2  # never in step with others
+            pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
                     await self._over.wait()

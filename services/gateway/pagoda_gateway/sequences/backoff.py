@@ -1,20 +1,11 @@
 """Pauses between tries."""
 
-import asyncio
-from collections.abc import Callable
-
-_FIRST_PAUSE_SECONDS = 0.05
-_MAX_PAUSE_SECONDS = 0.5
+import random
 
 
-class Backoff:
-    """Waits a little, longer each time, never in step with others."""
+def pause_seconds(num_tries: int, *, first: float = 0.05, longest: float = 0.5) -> float:
+    """Return how long to wait after this many earlier tries: longer each time, never in step.
 
-    def __init__(self, draw: Callable[[], float]) -> None:
-        """Take jitter from `draw`, uniform in [0, 1)."""
-        self._draw = draw
-
-    async def pause(self, num_tries: int) -> None:
-        """Wait after this many earlier tries."""
-        longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**num_tries)
-        await asyncio.sleep(longest * (0.5 + self._draw() / 2))
+    `first` and `longest` are bounds, after the first try and after any.
+    """
+    return min(longest, first * 2.0**num_tries) * (0.5 + random.random() / 2)

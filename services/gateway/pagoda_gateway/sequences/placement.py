@@ -6,9 +6,7 @@ Knows messages and workers; knows no text and no HTTP.
 import asyncio
 import contextlib
 import logging
-import random
 from collections import defaultdict
-from collections.abc import Callable
 
 from pagoda.rpc.v1 import generate_pb2, route_pb2
 from pagoda_gateway import metrics
@@ -21,7 +19,7 @@ from pagoda_gateway.errors import (
     OverloadedError,
     UnavailableError,
 )
-from pagoda_gateway.sequences.backoff import Backoff
+from pagoda_gateway.sequences.backoff import pause_seconds
 from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import RequestContext
@@ -66,14 +64,12 @@ class Placer:
         settings: GatewaySettings,
         *,
         gateway_id: str,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self._bus = bus
         self._directory = directory
         self._settings = settings
         self._gateway_id = gateway_id
-        self._backoff = Backoff(draw)
-        self.router = RouterClient(bus, directory, settings, self._backoff)
+        self.router = RouterClient(bus, directory, settings)
         self._suspect_runs: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
 
     async def run(self, context: RequestContext, sequence: OutputSequence) -> None:
@@ -109,7 +105,7 @@ class Placer:
                         self._settings.max_attempts, failure.cause, failure,
                     )  # fmt: skip
                     if failure.cause == "refused":
-                        await self._backoff.pause(attempt)
+                        await asyncio.sleep(pause_seconds(attempt))
         except BaseException:
             await self._cancel(context, sequence, context.cancel_reason)
             raise

@@ -1,5 +1,6 @@
 """Asks the router where a sequence should run, again where that makes sense."""
 
+import asyncio
 import time
 from collections.abc import Collection
 
@@ -9,7 +10,7 @@ from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import GatewayError, OverloadedError, UnavailableError
-from pagoda_gateway.sequences.backoff import Backoff
+from pagoda_gateway.sequences.backoff import pause_seconds
 from pagoda_gateway.sequences.output.sequence import OutputSequence
 from pagoda_gateway.sequences.request import AskedAhead, RequestContext
 from pagoda_gateway.served_model import ServedModel
@@ -25,13 +26,10 @@ DEFAULT_RETRY_AFTER_SECONDS = 1.0
 class RouterClient:
     """Knows who is alive and what this request has tried; the choice is the router's."""
 
-    def __init__(
-        self, bus: Bus, directory: WorkerDirectory, settings: GatewaySettings, backoff: Backoff
-    ) -> None:
+    def __init__(self, bus: Bus, directory: WorkerDirectory, settings: GatewaySettings) -> None:
         self._bus = bus
         self._directory = directory
         self._settings = settings
-        self._backoff = backoff
 
     def ask_ahead(
         self,
@@ -99,7 +97,7 @@ class RouterClient:
                 patience = worker_wait
             if time.monotonic() - started >= patience:
                 raise problem
-            await self._backoff.pause(num_tries)
+            await asyncio.sleep(pause_seconds(num_tries))
             num_tries += 1
 
     async def _ask_router(
