@@ -116,6 +116,12 @@ class Source:
                 return
             yield
 
+    def word(self, end: re.Pattern[str], held: list[str]) -> Reading[str]:
+        """Read up to the first character that `end` matches, or the end; add it to `held` too."""
+        start = len(held)
+        yield from self.while_not(end, held.append)
+        return "".join(held[start:])
+
     def json_value(self, sink: Sink) -> Reading[bool]:
         """Read one JSON value as it is; it goes to `sink`. False: the text has ended within it.
 

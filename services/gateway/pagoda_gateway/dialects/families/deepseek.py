@@ -72,14 +72,14 @@ class _Parser(SectionCallParser):
     _section_end = CALLS_END
 
     def _one_call(self, held: list[str]) -> Reading[bool]:
-        name = yield from self._name(held)
+        name = yield from self._source.word(_NAME_END, held)
         held.append((yield from self._source.whitespace()))
         separated = yield from self._source.mark(SEPARATOR, cut=True)
         if separated:
             held += [SEPARATOR, (yield from self._source.whitespace())]
         is_named = False  # for certain: another one may stand behind the mark
         if separated and (yield from self._source.peek()) != "{":
-            name = yield from self._name(held)
+            name = yield from self._source.word(_NAME_END, held)
             space = yield from self._source.whitespace()
             held.append(space)
             is_named = bool(name and space)
@@ -97,11 +97,6 @@ class _Parser(SectionCallParser):
         elif is_named:
             self._start_call(name)
         return False
-
-    def _name(self, held: list[str]) -> Reading[str]:
-        start = len(held)
-        yield from self._source.while_not(_NAME_END, held.append)
-        return "".join(held[start:])
 
     def _fence(self, held: list[str]) -> Reading[None]:
         """Read the mark of a block of code, if there is one, with the space around it."""

@@ -62,9 +62,8 @@ class _Parser(MarkedCallParser):
             self._content("".join(held))
             return False
         held.append(CALL)
-        start = len(held)
-        yield from self._source.while_not(_NAME_END, held.append)
-        name, following = "".join(held[start:]), (yield from self._source.peek())
+        name = yield from self._source.word(_NAME_END, held)
+        following = yield from self._source.peek()
         if not name or following != "{":
             if following:
                 self._content("".join(held))
@@ -88,11 +87,9 @@ class _Parser(MarkedCallParser):
                 return False
         if (yield from self._quoted()):
             return True
-        pieces: list[str] = []
-        yield from self._source.while_not(_SCALAR_END, pieces.append)
+        text = (yield from self._source.word(_SCALAR_END, [])).strip()
         if not (yield from self._source.peek()):
             return False
-        text = "".join(pieces).strip()
         self._arguments(_scalar(PYTHON_WORDS.get(text, text)))
         return True
 
@@ -119,9 +116,7 @@ class _Parser(MarkedCallParser):
     def _key(self) -> Reading[bool]:
         yield from self._source.whitespace()
         if not (yield from self._quoted()):
-            pieces: list[str] = []
-            yield from self._source.while_not(_KEY_END, pieces.append)
-            key = "".join(pieces).strip()
+            key = (yield from self._source.word(_KEY_END, [])).strip()
             if not key or (yield from self._source.peek()) != ":":
                 return False
             self._arguments(json_text(key))

@@ -97,9 +97,7 @@ class _Parser(ParameterParser):
 
     def _block(self, mark: str) -> Reading[bool]:
         held = [mark, (yield from self._source.whitespace())]
-        start = len(held)
-        yield from self._source.while_not(_NAME_END, held.append)
-        name = "".join(held[start:])
+        name = yield from self._source.word(_NAME_END, held)
         space = yield from self._source.whitespace()
         held.append(space)
         if not name or not (yield from self._source.ahead(KEY, CLOSE)):

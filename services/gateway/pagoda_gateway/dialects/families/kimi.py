@@ -62,9 +62,7 @@ class _Parser(SectionCallParser):
     _section_end = SECTION_END
 
     def _one_call(self, held: list[str]) -> Reading[bool]:
-        start = len(held)
-        yield from self._source.while_not(_ID_END, held.append)
-        name = _NAME.fullmatch("".join(held[start:]))
+        name = _NAME.fullmatch((yield from self._source.word(_ID_END, held)))
         held.append((yield from self._source.whitespace()))
         announced = yield from self._source.mark(ARGUMENTS, cut=True)
         if announced:

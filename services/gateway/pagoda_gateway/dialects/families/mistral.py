@@ -88,9 +88,7 @@ class _Parser(MarkedCallParser):
         return (yield from self._named_call(held))
 
     def _named_call(self, held: list[str]) -> Reading[bool]:
-        start = len(held)
-        yield from self._source.while_not(_NAME_END, held.append)
-        name = "".join(held[start:])
+        name = yield from self._source.word(_NAME_END, held)
         held.append((yield from self._source.whitespace()))
         if (yield from self._source.mark(CALL_ID, cut=True)):  # clients get an id of the gateway's
             held += [CALL_ID, (yield from self._source.whitespace())]

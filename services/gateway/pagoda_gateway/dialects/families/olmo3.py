@@ -100,7 +100,7 @@ class _Parser(MarkedCallParser):
     def _block(self, mark: str) -> Reading[bool]:
         held = [mark, (yield from self._source.whitespace())]
         while True:
-            name = yield from self._word(held)
+            name = yield from self._source.word(_WORD_END, held)
             if not name or not (yield from self._source.mark("(")):
                 if (yield from self._source.peek()):
                     self._content("".join(held))
@@ -114,11 +114,6 @@ class _Parser(MarkedCallParser):
             if (yield from self._source.mark(",")):
                 held += [",", (yield from self._source.whitespace())]
 
-    def _word(self, held: list[str]) -> Reading[str]:
-        start = len(held)
-        yield from self._source.while_not(_WORD_END, held.append)
-        return "".join(held[start:])
-
     def _arguments_of_call(self) -> Reading[bool]:
         """Read all arguments and the bracket; False: the text has ended, or goes on."""
         before = "{"
@@ -127,7 +122,7 @@ class _Parser(MarkedCallParser):
             if (yield from self._source.mark(")")):
                 self._arguments("{}" if before == "{" else "}")
                 return True
-            key = yield from self._word([])
+            key = yield from self._source.word(_WORD_END, [])
             if not key or not (yield from self._source.mark("=")):
                 if (yield from self._source.peek()):  # no more of a call
                     self._arguments("{}" if before == "{" else "}")

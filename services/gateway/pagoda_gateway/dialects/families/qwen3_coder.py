@@ -135,9 +135,7 @@ class _Parser(ParameterParser):
 
     def _name(self, held: list[str]) -> Reading[str]:
         """Read a name and the sign after it; "" if there is none."""
-        start = len(held)
-        yield from self._source.while_not(_KEY_END, held.append)
-        name = "".join(held[start:])
+        name = yield from self._source.word(_KEY_END, held)
         if not (yield from self._source.mark(">")):
             return ""
         held.append(">")
