@@ -118,15 +118,18 @@ def _thoughts(item: dict[str, Any]) -> list[str]:
     What is encrypted nobody here can read.
     """
     for name in ("content", "summary"):
-        parts = item.get(name)
-        texts = [
-            part["text"]
-            for part in (parts if isinstance(parts, list) else [])
-            if isinstance(part, dict) and isinstance(part.get("text"), str)
-        ]
-        if texts:
+        if texts := reasoning_texts(item.get(name)):
             return texts
     return []
+
+
+def reasoning_texts(parts: Any) -> list[str]:
+    """Return the texts of reasoning's parts, which nobody has checked."""
+    return [
+        part["text"]
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
 
 
 def _add_call(messages: list[dict[str, Any]], item: dict[str, Any], *, is_new: bool) -> None:

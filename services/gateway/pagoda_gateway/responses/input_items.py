@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.pages import list_page
+from pagoda_gateway.responses.chat_messages import reasoning_texts
 
 MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
@@ -95,9 +96,4 @@ def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _texts(parts: Any, kind: str) -> list[dict[str, Any]]:
-    """Return the texts of reasoning, which nobody has checked: it is not shown to the model."""
-    return [
-        {"type": kind, "text": part["text"]}
-        for part in (parts if isinstance(parts, list) else ())
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
+    return [{"type": kind, "text": text} for text in reasoning_texts(parts)]
