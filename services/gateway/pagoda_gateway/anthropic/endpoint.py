@@ -14,7 +14,7 @@ from pagoda_gateway.anthropic.serializer import MessageSerializer
 from pagoda_gateway.openai.chat import ChatProcessor
 from pagoda_gateway.openai.endpoint import Endpoint, Translated
 from pagoda_gateway.openai.schemas.chat import ChatBody
-from pagoda_gateway.openai.schemas.tools import function_tool, tool_use
+from pagoda_gateway.openai.schemas.tools import function_tool
 from pagoda_gateway.served_model import ServedModel
 
 
@@ -61,8 +61,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
             InvalidRequestError: the model's template cannot render it.
         """
         body = ChatBody.model_construct(**_conversation(sent))
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        return len((await self._chats[model.name].conversation(body, use, model)).token_ids)
+        return len((await self._chats[model.name].conversation(body, model)).token_ids)
 
 
 def _conversation(sent: CountTokensBody) -> dict[str, Any]:

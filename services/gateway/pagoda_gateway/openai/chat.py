@@ -35,7 +35,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         self, body: ChatBody, _options: OutputOptions, model: ServedModel
     ) -> TokenizedPrompts:
         """Render and tokenise the conversation."""
-        chat = await self.conversation(body, _tool_use(body), model)
+        chat = await self.conversation(body, model)
         max_tokens = body.max_completion_tokens or body.max_tokens
         token_ids = truncated(chat.token_ids, body, model, num_reserved=max_tokens)
         last = body.messages[-1]
@@ -51,8 +51,9 @@ class ChatProcessor(RequestProcessor[ChatBody]):
         """Return the form of an answer: text, calls, reasoning."""
         return await self._forms.of_chat(body, _tool_use(body), text_end, tenant)
 
-    async def conversation(self, body: ChatBody, use: ToolUse, model: ServedModel) -> ChatTokens:
+    async def conversation(self, body: ChatBody, model: ServedModel) -> ChatTokens:
         """Return the conversation's tokens, the offered tools among them."""
+        use = _tool_use(body)
 
         async def tokens_of(messages: Sequence[Message]) -> ChatTokens:
             return await self._tokens_of(messages, body, use, model)

@@ -21,7 +21,6 @@ from pagoda_gateway.openai.messages import INLINE_MESSAGES
 from pagoda_gateway.openai.request_processor import ProcessedRequest
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.messages import Message
-from pagoda_gateway.openai.schemas.tools import tool_use
 from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages
 from pagoda_gateway.responses.conversations import Conversations, check_size
@@ -261,8 +260,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             PreviousResponseError, NotFoundError: what it goes on with is not kept.
         """
         body = (await self.translate(sent, tenant)).body
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-        return len((await self._chats[model.name].conversation(body, use, model)).token_ids)
+        return len((await self._chats[model.name].conversation(body, model)).token_ids)
 
     async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """Return a tenant's response.
