@@ -231,9 +231,3 @@ class MessagesBody(CountTokensBody):
     # Known, and refused when set.
     container: Refused = None
     mcp_servers: Refused = None
-
-    @field_validator("container", "mcp_servers")
-    @classmethod
-    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value)
-        return value

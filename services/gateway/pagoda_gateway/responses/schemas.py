@@ -15,12 +15,12 @@ from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
+    NOTHING,
     Content,
     Items,
     LogitBias,
     Metadata,
     Priority,
-    Refused,
     RequestBody,
     RequestModel,
     Seed,
@@ -50,7 +50,6 @@ from pagoda_gateway.responses.tools import (
     functions,
 )
 
-REFUSED_FIELDS = ("prompt", "moderation")
 MAX_NEW_ITEMS = 20
 TOOL_CHOICES = (
     'none, auto, required, {"type": "function" or "custom", "name": ...} or {"type": '
@@ -169,8 +168,8 @@ class ResponsesBody(RequestBody):
     include: Items[str] | None = None  # of which LOGPROBS counts
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
-    prompt: Refused = None
-    moderation: Refused = None
+    prompt: Annotated[Any, NOTHING] = None
+    moderation: Annotated[Any, NOTHING] = None
 
     @property
     def conversation_id(self) -> str | None:
@@ -267,7 +266,7 @@ class ResponsesBody(RequestBody):
             )
         return value
 
-    @field_validator(*REFUSED_FIELDS)
+    @field_validator("prompt", "moderation")
     @classmethod
     def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
         checks.refuse(info.field_name or "", value or None)

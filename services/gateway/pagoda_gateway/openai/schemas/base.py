@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -31,6 +32,7 @@ from pagoda_gateway.openai.schemas.checks import (
     check_stop,
     check_truncation,
     checked_variables,
+    refuse,
     whole_numbers,
 )
 
@@ -43,6 +45,16 @@ def _same_if(check: Callable[[Any], None]) -> Callable[[Any], Any]:
         return value
 
     return checked
+
+
+def _refused(hint: str = "") -> AfterValidator:
+    """Return a validator that refuses what asks for something; `hint`: what to use."""
+
+    def checked(value: Any, info: ValidationInfo) -> Any:
+        refuse(info.field_name or "", value, hint=hint)
+        return value
+
+    return AfterValidator(checked)
 
 
 _TEXT = {"type": "string"}
@@ -73,8 +85,11 @@ Content = Annotated[
     Any,
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}),
 ]
+NOTHING = WithJsonSchema({"enum": [None, False, "", []]})
 # A field that is refused unless its value asks for nothing.
-Refused = Annotated[Any, WithJsonSchema({"enum": [None, False, "", []]})]
+Refused = Annotated[Any, _refused(), NOTHING]
+RefusedFunctions = Annotated[Any, _refused("; use 'tools' and 'tool_choice'"), NOTHING]
+RefusedGrammar = Annotated[Any, _refused("; use 'structured_outputs'"), NOTHING]
 Modalities = Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})]
 EarlyStopping = Annotated[
     Any,

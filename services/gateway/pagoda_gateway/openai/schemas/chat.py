@@ -12,6 +12,7 @@ from pagoda_gateway.openai.schemas.base import (
     Items,
     Modalities,
     Refused,
+    RefusedFunctions,
     TemplateVariables,
     ToolChoice,
     Tools,
@@ -49,8 +50,8 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: TemplateVariables | None = None
     documents: list[dict[str, Any]] | None = Field(None, max_length=MAX_DOCUMENTS)
     # OpenAI's former tools; known, and refused when set.
-    functions: Refused = None
-    function_call: Refused = None
+    functions: RefusedFunctions = None
+    function_call: RefusedFunctions = None
     # Known, and refused when set: other media, a search, a template of the client's own.
     modalities: Modalities = None
     audio: Refused = None
@@ -95,16 +96,4 @@ class ChatBody(GenerationBody):
     @classmethod
     def _check_modalities(cls, value: Any) -> Any:
         checks.refuse("modalities", value if value != ["text"] else None, hint=' but ["text"]')
-        return value
-
-    @field_validator("audio", "web_search_options", "chat_template")
-    @classmethod
-    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value)
-        return value
-
-    @field_validator("functions", "function_call")
-    @classmethod
-    def _refuse_functions(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value, hint="; use 'tools' and 'tool_choice'")
         return value

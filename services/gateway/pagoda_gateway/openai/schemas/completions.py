@@ -73,9 +73,3 @@ class CompletionBody(GenerationBody):
                 param="best_of",
             )
         return value
-
-    @field_validator("suffix", "prompt_embeds")
-    @classmethod
-    def _refuse_others(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value)
-        return value

@@ -15,6 +15,7 @@ from pagoda_gateway.openai.schemas.base import (
     Priority,
     PromptTruncation,
     Refused,
+    RefusedGrammar,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -144,8 +145,8 @@ class GenerationBody(RequestBody):
     logits_processors: Refused = None
     moderation: Refused = None
     # SGLang's names, likewise.
-    regex: Refused = None
-    ebnf: Refused = None
+    regex: RefusedGrammar = None
+    ebnf: RefusedGrammar = None
 
     @property
     def max_tokens_field(self) -> str:
@@ -166,18 +167,6 @@ class GenerationBody(RequestBody):
     def _check_beside_search(cls, value: Any, info: ValidationInfo) -> Any:
         if info.data.get("use_beam_search"):
             beam_search.check_beside(info.field_name or "", value)
-        return value
-
-    @field_validator("logits_processors", "moderation")
-    @classmethod
-    def _refuse(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value)
-        return value
-
-    @field_validator("regex", "ebnf")
-    @classmethod
-    def _refuse_others_names(cls, value: Any, info: ValidationInfo) -> Any:
-        checks.refuse(info.field_name or "", value, hint="; use 'structured_outputs'")
         return value
 
     @field_validator("stream_options")
