@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -142,6 +143,7 @@ class StreamConsumer(Generic[M]):
         self._name = f"{stream}/{self._durable}"
         self._failures = FailureLog(self._name)
         self._num_together = batch  # messages that are handed on at once
+        self._num_refusals = Counter[int]()  # for their content, of messages by their numbers
         self._inbox = client.new_inbox()
         self._arrived: asyncio.Queue[Msg] = asyncio.Queue()  # bounded by the one open pull
         self._pull_number = 0
@@ -264,18 +266,23 @@ class StreamConsumer(Generic[M]):
             await self._wait_after(error, kept)
         else:
             await self._reply_all(kept, ACK)
+            if self._num_refusals:
+                for message in kept:
+                    self._num_refusals.pop(message.metadata.sequence.stream, None)
             self._failures.succeeded()
             self._num_together = min(self._batch, 2 * self._num_together)
 
     async def _refuse(self, message: Msg, error: MessageContentError) -> None:
         """Have one that was refused alone come again, or drop it."""
-        metadata = message.metadata
-        if metadata.num_delivered < CONTENT_TRIES:
-            await self._reply(message, _nak_later(metadata.num_delivered))
+        number = message.metadata.sequence.stream
+        self._num_refusals[number] += 1  # deliveries in an outage are none
+        num_refusals = self._num_refusals[number]
+        if num_refusals < CONTENT_TRIES:
+            await self._reply(message, _nak_later(num_refusals))
             return
-        number = metadata.sequence.stream
+        del self._num_refusals[number]
         logger.error("%s: dropped message %d, of %d tries: %s",
-                     self._name, number, metadata.num_delivered, error)  # fmt: skip
+                     self._name, number, num_refusals, error)  # fmt: skip
         await self._reply(message, TERM)
 
     async def _wait_after(self, error: Exception, failed: list[Msg]) -> None:

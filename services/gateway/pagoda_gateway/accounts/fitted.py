@@ -3,7 +3,9 @@
 What an honest process says stays as it is. Knows columns by their types, and no table.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +13,20 @@ import sqlalchemy as sa
 MAX_INTEGER = 2**31 - 1  # of PostgreSQL's `integer`
 MAX_BIG_INTEGER = 2**53 - 1  # below `bigint`'s, so that sums fit, too, and JSON has it exactly
 MAX_SECONDS = 253_402_300_799.0  # the end of the year 9999; no duration in ms is as long either
+
+
+class ContentError(Exception):
+    """A database that is well does not take what a message says, whenever it comes."""
+
+
+@contextlib.contextmanager
+def content_told_apart() -> Iterator[None]:
+    """Write nothing here but what a message says: what is refused is a ContentError then."""
+    try:
+        yield
+    except (OverflowError, ValueError, sa.exc.DataError, sa.exc.IntegrityError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ContentError(f"{type(error).__name__}: {reason[:200]}") from error
 
 
 def fitted(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_gateway.accounts.database import Database, comparable, open_database
+from pagoda_gateway.accounts.fitted import content_told_apart
 from pagoda_gateway.accounts.money.sealing import Sealer
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 from pagoda_gateway.accounts.usage_rows import (
@@ -43,7 +44,12 @@ class Ledger:
         self._sealer = Sealer(database)
 
     async def apply(self, records: Sequence[UsageRecord]) -> None:
-        """Write usage records; each counts once, however often and in whatever order they come."""
+        """Write usage records; each counts once, however often and in whatever order they come.
+
+        Raises:
+            ContentError: a record says what the database does not take.
+            Exception: what the database raises, for reasons of its own.
+        """
         # PostgreSQL locks rows. Replicas that lock them in one order, and one half's at a time, do
         # not wait for each other in a circle. SQLite locks all, and syncs for each transaction.
         halves: list[_Half] = [
@@ -111,10 +117,12 @@ class Ledger:
     def _write(self, written: _Half, connection: sa.Connection) -> None:
         half, rows = written
         ordered = sorted(rows, key=lambda row: str(row["request_id"]))
-        connection.execute(self._upsert(half, tuple(ordered[0])), ordered)
+        with content_told_apart():
+            connection.execute(self._upsert(half, tuple(ordered[0])), ordered)
 
     def _name(self, names: list[dict[str, Any]], connection: sa.Connection) -> None:
-        connection.execute(self.database.insert(REQUEST_NAMES).on_conflict_do_nothing(), names)
+        with content_told_apart():
+            connection.execute(self.database.insert(REQUEST_NAMES).on_conflict_do_nothing(), names)
 
     def _upsert(self, half: Literal["open", "close"], names: tuple[str, ...]) -> Any:
         """Return the statement that fills one half of a row, unless it is filled."""

@@ -320,6 +320,29 @@ async def test_a_message_that_is_refused_for_its_content_is_dropped_and_no_other
     assert not waits  # nobody waited for it
 
 
+async def test_tries_while_the_handler_fails_for_its_own_reasons_are_none(
+    bus: Bus, stream: str, waits: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    num_calls = 0
+
+    async def handler(_messages: list[CancelRequest]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls <= 5:
+            raise ValueError("an outage")
+        raise MessageContentError("0 has a value")
+
+    await make_stream(bus, stream)
+    await fill(bus, stream, 1)
+    await bus.consume(stream, "d", CancelRequest, handler, batch=10)
+    async with asyncio.timeout(60):
+        while (await bus.consumer_progress(stream, "d")).num_waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    assert num_calls == 5 + stream_consumer.CONTENT_TRIES
+    assert "dropped message 1, of 3 tries" in caplog.text
+
+
 @pytest_asyncio.fixture
 async def failing(
     nats_common: CommonSettings, stream: str, monkeypatch: pytest.MonkeyPatch

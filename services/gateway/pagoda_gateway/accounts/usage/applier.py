@@ -13,11 +13,12 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from opentelemetry.context import Context
-from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import ReconcileRequest, ReconcileResponse, UsageApplied, UsageRecord
 from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, open_database, refusal
+from pagoda_gateway.accounts.fitted import ContentError
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.usage import applier_metrics
@@ -41,8 +42,6 @@ BATCH_MESSAGES = 32  # of up to some hundred records each
 TRIM_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 CAUGHT_UP_SECONDS = 20.0
-OF_CONTENT = (OverflowError, ValueError, DataError, IntegrityError)
-"""What a database that is well says of values that it does not take."""
 
 
 class Applier:
@@ -89,7 +88,7 @@ class Applier:
 
     async def _write(
         self, records: Sequence[UsageRecord], *, is_alone: bool
-    ) -> list[tuple[UsageRecord, Exception]]:
+    ) -> list[tuple[UsageRecord, ContentError]]:
         """Write records; return those that are refused for what they say, and why.
 
         Of one message that is every record by itself; of several, all or none.
@@ -98,7 +97,7 @@ class Applier:
             if requests := [r for r in records if not r.HasField("sequence")]:
                 await self.ledger.apply(requests)
             await self.sequences.apply(r.sequence for r in records if r.HasField("sequence"))
-        except OF_CONTENT as error:
+        except ContentError as error:
             middle = len(records) // 2 if is_alone else 0
             if not middle:
                 return [(record, error) for record in records]
@@ -212,15 +211,11 @@ def flattened(messages: Iterable[UsageRecord]) -> Iterator[UsageRecord]:
         yield from message.batch
 
 
-def _described(refused: Sequence[tuple[UsageRecord, Exception]]) -> str:
+def _described(refused: Sequence[tuple[UsageRecord, ContentError]]) -> str:
     """Return in one line of the log which records were refused, and why the first was."""
     ids = [getattr(r, kind).request_id for r, _ in refused if (kind := r.WhichOneof("record"))]
-    error = refused[0][1]
-    reason = str(error).partition("\n")[0]
-    return (
-        f"{len(refused)} usage records, of {', '.join(map(repr, ids[:5]))[:400]}: "
-        f"{type(error).__name__}: {reason[:200]}"
-    )
+    named = ", ".join(map(repr, ids[:5]))[:400]
+    return f"{len(refused)} usage records, of {named}: {refused[0][1]}"
 
 
 def main() -> int:

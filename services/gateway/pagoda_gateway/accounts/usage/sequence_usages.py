@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.accounts.fitted import fitted
+from pagoda_gateway.accounts.fitted import content_told_apart, fitted
 from pagoda_gateway.accounts.usage.tables import SEQUENCE_USAGE
 from pagoda_runtime.status import ROLE_NAMES
 
@@ -41,11 +41,17 @@ class SequenceUsages:
         )
 
     async def apply(self, records: Iterable[SequenceUsage]) -> None:
-        """Write records; each counts once, however often and in whatever order they come."""
+        """Write records; each counts once, however often and in whatever order they come.
+
+        Raises:
+            ContentError: a record says what the database does not take.
+            Exception: what the database raises, for reasons of its own.
+        """
         # In one order, so that appliers do not wait for each other in a circle.
         rows = sorted(map(_values, records), key=lambda row: str(row["record_id"]))
         if rows:
-            await self._database.call(lambda connection: connection.execute(self._upsert, rows))
+            with content_told_apart():
+                await self._database.call(lambda connection: connection.execute(self._upsert, rows))
 
     async def of_requests(self, request_ids: Collection[str]) -> dict[str, list[sa.RowMapping]]:
         """Return the records of each request that has any, in the order of attempts."""

@@ -1,15 +1,20 @@
 """Whose fault a refusal of the database is: its own, or that of what a message says."""
 
-from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 import sqlalchemy as sa
+from support.usage_records import both
 
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage, UsageOpen, UsageRecord
+from pagoda_gateway.accounts import ledger
 from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.usage.applier import Applier
+from pagoda_gateway.accounts.usage_rows import open_values
 from pagoda_runtime.errors import MessageContentError
 from pagoda_runtime.process.health import Health
 
@@ -34,10 +39,9 @@ def applier(database: Database, health: Health) -> Applier:
 
 
 def refuse(applier: Applier, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    async def apply(_records: object) -> None:
-        raise error
-
-    monkeypatch.setattr(applier.sequences, "apply", apply)
+    """Have the database raise where records of sequences are written."""
+    call = AsyncMock(side_effect=error)
+    monkeypatch.setattr(applier.sequences, "_database", SimpleNamespace(call=call))
 
 
 @pytest.mark.parametrize(
@@ -64,20 +68,34 @@ async def test_content_is_named_and_the_ledger_stays_ready(
 async def test_what_is_refused_takes_nothing_else_of_its_message_along(
     applier: Applier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply = applier.ledger.apply
+    def values(record: UsageOpen) -> dict[str, Any]:
+        return open_values(record) | {"num_choices": 2**64 if record.num_choices == 9 else 1}
 
-    async def refuse_some(records: Sequence[UsageRecord]) -> None:
-        if any(record.open.request_id in {"r-3", "r-7"} for record in records):
-            raise OverflowError("too large")
-        await apply(records)
-
-    monkeypatch.setattr(applier.ledger, "apply", refuse_some)
-    opens = [UsageRecord(open=UsageOpen(request_id=f"r-{i}", tenant="a")) for i in range(10)]
-    with pytest.raises(MessageContentError, match="2 usage records, of 'r-3', 'r-7': Overflow"):
+    monkeypatch.setattr(ledger, "open_values", values)
+    opens = [
+        UsageRecord(open=UsageOpen(request_id=f"r-{i}", num_choices=9 if i % 4 == 3 else 1))
+        for i in range(10)
+    ]
+    with pytest.raises(MessageContentError, match="2 usage records, of 'r-3', 'r-7': "):
         await applier.apply([UsageRecord(batch=opens)])
 
     rows = await applier.ledger.database.rows(sa.select(USAGE.c.request_id))
     assert sorted(row["request_id"] for row in rows) == [f"r-{i}" for i in range(10) if i % 4 != 3]
+
+
+async def test_what_is_wrong_in_the_ledger_itself_has_records_wait(
+    applier: Applier, health: Health
+) -> None:
+    await applier.ledger.apply([*both("before-1"), *both("before-2")])
+    chains = {"last_number": 1}  # as after a backup that is not whole: number 2 is there twice
+    database = applier.ledger.database
+    await database.call(lambda found: found.execute(sa.update(RECEIPT_CHAINS).values(chains)))
+    with pytest.raises(sa.exc.IntegrityError):
+        await applier.apply([UsageRecord(batch=both("after"))])
+
+    ready = health.report()["components"]["ledger"]
+    assert not ready["ready"]
+    assert "does not take records (IntegrityError); records wait" in ready["detail"]
 
 
 @pytest.mark.parametrize(
