@@ -324,3 +324,18 @@ async def test_asking_for_receipts_that_are_not_there_keeps_nobody_from_their_wo
     assert {task.result().status_code for task in asked} == {404}
     for answer in answers:
         assert (await ledgers(priced, answer.headers["x-pagoda-request-id"]))["cost"]
+
+
+async def test_a_name_used_again_means_the_latest_request_at_once(priced: Running) -> None:
+    async def ask(max_tokens: int) -> str:
+        headers = {"x-request-id": "tried-again"}
+        body = {**CHAT, "max_tokens": max_tokens}
+        answer = await priced.http.post("/v1/chat/completions", json=body, headers=headers)
+        return str(answer.json()["id"])
+
+    first = await ask(2)
+    assert (await ledgers(priced, "tried-again"))["id"] == first
+    latest = await ask(3)
+    with priced.receipts_waiting(60):
+        receipt = (await priced.http.get("/v1/receipts/tried-again")).json()
+    assert (receipt["id"], receipt["output_tokens"]) == (latest, 3)

@@ -17,6 +17,7 @@ from pagoda_gateway.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
+MAX_NAMES = 8192  # a few megabytes; the ledger has a record long before so many others
 
 
 class UsageLog:
@@ -36,6 +37,7 @@ class UsageLog:
         self._outbox = outbox
         self._timeout_seconds = timeout_seconds
         self._deliveries = deliveries
+        self._named: dict[tuple[str, str], str] = {}  # the latest last
 
     def open(self, record: UsageOpen) -> asyncio.Future[None]:
         """Store an open record; the future is done once it is. Nobody cancels it.
@@ -61,6 +63,7 @@ class UsageLog:
                 if error is None:
                     self.close_failed(record.request_id)
             elif error is None:
+                self._note_name(record)
                 opened.set_result(None)
             else:
                 _refuse(opened, str(error))
@@ -68,6 +71,22 @@ class UsageLog:
         timer = loop.call_later(self._timeout_seconds, on_timeout)
         stored.add_done_callback(on_stored)
         return opened
+
+    def latest(self, tenant: str, client_request_id: str) -> str | None:
+        """Return the id of the request that was last opened here under a client's own name.
+
+        The ledger hears of it later, and has one of before under the same name until then.
+        """
+        return self._named.get((tenant, client_request_id))
+
+    def _note_name(self, record: UsageOpen) -> None:
+        if not record.client_request_id:
+            return
+        name = record.tenant, record.client_request_id
+        self._named.pop(name, None)
+        self._named[name] = record.request_id
+        if len(self._named) > MAX_NAMES:
+            del self._named[next(iter(self._named))]
 
     def delivery(self, request_id: str, sequence_index: int) -> Slot | None:
         """Return where to note what a sequence's client has; None: nowhere."""

@@ -18,6 +18,8 @@ def make_router(gateway: Gateway) -> APIRouter:
     @router.get("/v1/receipts/{request_id}", openapi_extra=described(Receipt))
     async def get_receipt(request_id: str, request: Request) -> dict[str, Any]:
         """Return the receipt of one of the caller's own tenant's requests."""
-        return await gateway.money.receipts.get(caller_of(request).key.tenant, request_id)
+        tenant = caller_of(request).key.tenant
+        name = gateway.usage_log.latest(tenant, request_id) or request_id
+        return await gateway.money.receipts.get(tenant, name)
 
     return router

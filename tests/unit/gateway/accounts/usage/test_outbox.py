@@ -13,7 +13,7 @@ from support.seeds import seed_of_tests
 
 from pagoda.rpc.v1.usage_pb2 import UsageOpen, UsageRecord
 from pagoda_gateway.accounts.usage import outbox as outbox_module
-from pagoda_gateway.accounts.usage import segments
+from pagoda_gateway.accounts.usage import segments, usage_log
 from pagoda_gateway.accounts.usage.disk_sync import ThreadSync
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock, folders_of
 from pagoda_gateway.accounts.usage.outbox import Outbox, OutboxError
@@ -268,6 +268,17 @@ async def test_what_is_stored_after_its_client_was_refused_is_closed(
     ]
     assert UsageRecord.FromString(found[1]).close.outcome == "failed"
     await outbox.close()
+
+
+async def test_the_latest_request_of_a_name_is_known_by_its_tenant(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_log, "MAX_NAMES", 2)
+    log = UsageLog(outbox, timeout_seconds=60)
+    for request_id, name in (("1", "x"), ("2", "y"), ("3", "x"), ("4", ""), ("5", "z")):
+        await log.open(UsageOpen(request_id=request_id, tenant="t", client_request_id=name))
+    assert [log.latest("t", name) for name in ("x", "y", "z", "")] == ["3", None, "5", None]
+    assert log.latest("other", "x") is None
 
 
 def read_copy(folder: Path) -> list[bytes]:
