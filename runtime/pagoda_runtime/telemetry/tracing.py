@@ -82,11 +82,15 @@ def _has_otlp() -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or "otlp"
-    if exporter not in ("otlp", "none"):
-        problem = f"OTEL_TRACES_EXPORTER is {exporter!r}; it must be otlp, none or empty"
-        raise SettingsError([problem])
-    if exporter == "none" or not any(os.environ.get(name) for name in OTLP_VARIABLES):
+    endpoint = next((name for name in OTLP_VARIABLES if os.environ.get(name)), "")
+    if exporter == "none" or not endpoint:
         return False
+    if exporter not in ("otlp", "otlp_proto_grpc"):  # two names of one
+        problem = (
+            f"OTEL_TRACES_EXPORTER is {exporter!r}; beside {endpoint} it must be otlp, none or "
+            "empty"
+        )
+        raise SettingsError([problem])
     name = next((name for name in _PROTOCOL_VARIABLES if os.environ.get(name)), "")
     if name and (protocol := os.environ[name]) != "grpc":
         problem = (

@@ -20,6 +20,7 @@ from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.telemetry.span_file import SpanFileExporter
 from pagoda_runtime.telemetry.tracing import (
+    OTLP_VARIABLES,
     attached,
     extract,
     inject,
@@ -67,6 +68,19 @@ def test_a_way_that_spans_cannot_go_stops_the_start(
         setup_telemetry("test", CommonSettings(home=tmp_path), instance_id="test-1")
 
 
+@pytest.mark.parametrize("exporter", ["console", "zipkin", "otlp,console"])
+def test_where_no_collector_is_named_an_exporter_means_nothing(
+    monkeypatch: pytest.MonkeyPatch, exporter: str
+) -> None:
+    for name in OTLP_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
+    setup_telemetry("test", CommonSettings(), instance_id="test-1")
+    with tracer().start_as_current_span("a") as span:
+        assert not span.is_recording()
+    shutdown_telemetry()
+
+
 def test_what_is_said_of_traces_counts_before_what_is_said_of_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,6 +88,7 @@ def test_what_is_said_of_traces_counts_before_what_is_said_of_all(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp_proto_grpc")
         setup_telemetry("test", CommonSettings(), instance_id="test-1")
         with tracer().start_as_current_span("a"):
             pass
