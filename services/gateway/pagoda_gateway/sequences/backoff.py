@@ -8,4 +8,4 @@ def pause_seconds(num_tries: int, *, first: float = 0.05, longest: float = 0.5) 
 
     `first` and `longest` are bounds, after the first try and after any.
     """
-    return min(longest, first * 2.0**num_tries) * (0.5 + random.random() / 2)
+    return min(longest, first * 2.0 ** min(num_tries, 16)) * (0.5 + random.random() / 2)
