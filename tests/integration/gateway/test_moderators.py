@@ -70,6 +70,14 @@ async def test_a_service_judges_prompts_and_outputs(
     assert len(text_of(chunks)) > 40
     assert chunks[-1]["choices"][0]["finish_reason"] == "content_filter"
     assert whole["choices"][0]["finish_reason"] == "content_filter"
+    # The worker goes on while windows are judged; nobody pays for what is not shown.
+    tokenizer = ModelTokenizer.load(model_folder)
+    content = whole["choices"][0]["message"]["content"]
+    for num_tokens, shown in (
+        (receipt.json()["output_tokens"], text_of(chunks)),
+        (whole["usage"]["completion_tokens"], content),
+    ):
+        assert num_tokens == len(tokenizer.encode(shown, add_special_tokens=False))
     assert "evil" not in whole["choices"][0]["message"]["content"]
     assert receipt.json()["safety_findings"] == [
         "house/doubtful flag input", "house/doubtful flag output", "house/evil block output",

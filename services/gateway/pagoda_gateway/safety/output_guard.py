@@ -52,6 +52,7 @@ class OutputGuard:
             self._texts[ContentText].go_on_from(echoed)
         self._arguments: _Arguments | None = None  # of the call that is being written
         self._num_taken_before = 0  # characters of names, and of calls that are over
+        self._num_lost = 0  # of these, those that never go out
         self._last: type[Part] | None = None
         self._judged_before = ""  # end of the text that the moderators have let through
         # For the moderators, each with how much was through the filters when it was.
@@ -79,7 +80,8 @@ class OutputGuard:
     @property
     def num_shown(self) -> int:
         """How many of those have gone out, or what stands for them."""
-        return self._num_judged if self._waiting else self._num_filtered()
+        is_judged = self._waiting or (self.is_blocked and self._rules.moderated)
+        return self._num_judged if is_judged else self._num_filtered()
 
     @property
     def parser(self) -> "GuardedParser":
@@ -185,7 +187,9 @@ class OutputGuard:
                 allowed = filtered.push(name)
                 allowed += filtered.flush()
                 self.is_blocked = filtered.is_blocked  # half a name calls something else
-                if not self.is_blocked:
+                if self.is_blocked:
+                    self._num_lost += len(name)
+                else:
                     self._put(replace(part, name=allowed))
             case CallArguments():
                 assert self._arguments is not None, "a call begins before its arguments"
@@ -199,6 +203,7 @@ class OutputGuard:
             call, self._arguments = self._arguments, None
             part = call.flush()
             self._num_taken_before += call.filter.num_taken
+            self._num_lost += call.filter.num_held
             self._give(part, call.filter)
 
     def _give(self, part: Part, filtered: TextFilter) -> None:
@@ -224,7 +229,8 @@ class OutputGuard:
 
     def _num_filtered(self) -> int:
         """Return how much of the output is through the filters."""
-        return self.num_taken - sum(text.num_held for text in self._filters())
+        num_held = sum(text.num_held for text in self._filters())
+        return self.num_taken - self._num_lost - num_held
 
     def _show(self, part: Part) -> None:
         if self._parser is not None:

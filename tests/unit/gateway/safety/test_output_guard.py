@@ -262,6 +262,27 @@ def test_windows_miss_nothing_that_fits_the_overlap(text: str, window: int, over
         assert any(piece in one for one in windows)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    outputs,
+    st.lists(st.integers(0, 200), max_size=8),
+    st.sampled_from(["bad", "find", "b", "x"]),
+)
+def test_what_a_block_keeps_back_is_never_shown(
+    output: str, places: list[int], denied: str
+) -> None:
+    guard, shown = OutputGuard(rules("block", denied), parser(), lambda *_: None), list[Part]()
+    for piece in cut(output, places):
+        guard.push(piece)
+        shown += guard.parser.push("")
+    guard.flush()
+    shown += guard.parser.flush()
+    num_chars = sum(
+        len(part.name) if isinstance(part, CallStart) else len(part.text) for part in shown
+    )
+    assert guard.num_shown == num_chars
+
+
 @settings(max_examples=100, deadline=None)
 @given(outputs, st.lists(st.integers(0, 200), max_size=8), st.sampled_from(["flag", "redact"]))
 def test_all_that_is_taken_is_shown_in_the_end(output: str, places: list[int], action: str) -> None:

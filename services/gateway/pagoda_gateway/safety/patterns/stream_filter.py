@@ -50,8 +50,8 @@ class StreamFilter:
 
     @property
     def num_held(self) -> int:
-        """Characters of the text that are held back."""
-        if self.is_ended or self._sent >= len(self._text):
+        """Characters of the text that are held back, for ever once it is blocked."""
+        if self._sent >= len(self._text):
             return 0
         return len(self._text[self._sent :].decode())
 

@@ -163,7 +163,7 @@ class OutputSequence:
     @property
     def num_unread(self) -> int:
         """Tokens taken but not read yet."""
-        return len(self.token_ids) - self._num_read
+        return max(0, len(self.token_ids) - self._num_read)
 
     @property
     def num_shown(self) -> int:
@@ -349,13 +349,10 @@ class OutputSequence:
             self._text.push(token_id, len(self.token_ids), hide=hide)
             if position < len(logprobs):
                 self._logprobs.append(logprobs[position])
-            if self._text.matched_stop is not None:
+            is_blocked = self.guard is not None and self.guard.is_blocked
+            if is_blocked or self._text.matched_stop is not None:
                 self.is_ended_by_worker = is_last and bool(reason)
                 self._finish("stop", self._text.matched_stop)
-                return
-            if self.guard is not None and self.guard.is_blocked:
-                self.is_ended_by_worker = is_last and bool(reason)
-                self._finish(CONTENT_FILTER, None)
                 return
             if not (is_last and reason) and self._repeats():
                 self._text.show_rest()
@@ -438,6 +435,7 @@ class OutputSequence:
             self._finish(CONTENT_FILTER, None)
         elif guard.is_blocked:
             self.finish_reason, self.matched_stop = CONTENT_FILTER, None
+        self._text.keep_shown(self.token_ids)
         self._on_change(self.num_unread)
 
     def _finish(self, reason: str, matched: str | int | None) -> None:
@@ -445,6 +443,7 @@ class OutputSequence:
             self._text.add(self.guard.flush())
             if self.guard.is_blocked:
                 reason, matched = CONTENT_FILTER, None
+        self._text.keep_shown(self.token_ids)
         self.finish_reason = reason
         self.matched_stop = matched
         self.close()

@@ -52,6 +52,11 @@ class OutputText:
             self._num_shown = self._held.popleft()[0]
         return self._num_shown
 
+    def keep_shown(self, token_ids: list[int]) -> None:
+        """Forget the tokens that a guard has ended the output before: nobody gets or pays them."""
+        if self._guard is not None and self._guard.is_blocked and not self._guard.is_pending:
+            del token_ids[self.num_shown :]
+
     def push_plain(self, token_id: int) -> None:
         """Take a token of an output that has no stop strings and no guard."""
         if text := self._detokenizer.push(token_id):

@@ -81,7 +81,11 @@ def test_cuts_repetition_and_failover_change_nothing(
         assert sequence.finish_reason == reason
         assert sequence.is_settled
         assert sequence.attention.is_set()
-        assert (action == "block") == (len(sequence.token_ids) < len(ids))
+        if action == "block":  # what is billed is what was shown
+            assert tokenizer.decode(sequence.token_ids, skip_special_tokens=True) == expected
+        else:
+            assert sequence.token_ids == ids
+        assert sequence.num_shown == len(sequence.token_ids)
 
 
 def test_a_block_in_the_last_frame_needs_no_cancel(make: Make, tokenizer: ModelTokenizer) -> None:
