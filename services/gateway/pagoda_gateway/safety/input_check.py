@@ -13,6 +13,7 @@ Body = TypeVar("Body", bound=GenerationBody)
 Normalize = Callable[[str], str]
 
 MAX_LOOKS = 65_536  # texts and numbers of one request: each costs some microseconds
+NAMED_FIELDS = ("tools", "documents", "chat_template_kwargs")  # one name each in every API
 MAX_MATCHES = 2000  # that are replaced in one request: each costs some microseconds a rule
 
 
@@ -32,7 +33,7 @@ class InputCheck:
         Args:
             patterns: the rules.
             note: hears of those that match.
-            refusal: returns what is said of a rule that refuses `param`.
+            refusal: returns what is said of a rule that refuses a field.
             param: the field that has the prompt.
             normalize: makes of a text what tokens are made of; None: they are made of the text.
         """
@@ -40,6 +41,7 @@ class InputCheck:
         self._note_match = note
         self._refusal = refusal
         self._param = param
+        self._field = param  # that is looked at
         self._normalize = normalize
         self._rule = ""  # that matched last
         self._num_matches = 0
@@ -62,6 +64,10 @@ class InputCheck:
         """
         for text in texts:
             self.see(text, text)
+
+    def enter(self, field: str) -> None:
+        """Name this field, if a text of it is refused."""
+        self._field = field if field in NAMED_FIELDS else self._param
 
     def rewrite(self, text: str) -> str:
         """Return what the model may see of a text; the same object if that is all of it."""
@@ -101,7 +107,7 @@ class InputCheck:
         return text if allowed == text else allowed
 
     def _refuse(self) -> NoReturn:
-        raise self._refusal(self._rule, self._param)
+        raise self._refusal(self._rule, self._field)
 
     def _note(self, rule: str, action: Action) -> None:
         self._num_matches += 1

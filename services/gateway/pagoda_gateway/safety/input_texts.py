@@ -27,6 +27,9 @@ Step = Callable[[Any], Any]
 class Check(Protocol):
     """What looks at the texts."""
 
+    def enter(self, field: str) -> None:
+        """Hear which field of a chat's or a completion's body the texts that follow are in."""
+
     def rewrite(self, text: str) -> str:
         """Return what the model may see of a text."""
 
@@ -50,6 +53,7 @@ def rewritten(body: Body, check: Check) -> Body:
     changes: dict[str, Any] = {}
     for name, step in _Walk(check).fields.items():
         value = getattr(body, name, None)
+        check.enter(name)
         if value is not None and (new := step(value)) is not value:
             changes[name] = new
     return body.model_copy(update=changes) if changes else body

@@ -86,8 +86,10 @@ DENIED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", DENIED)
 def test_nothing_denied_is_let_through(fields: dict[str, Any]) -> None:
-    with pytest.raises(ContentPolicyError, match="rule 'r'"):
+    with pytest.raises(ContentPolicyError, match="rule 'r'") as refused:
         looked_at("block", r"so\s?bad", fields)
+    (field,) = fields
+    assert refused.value.param == ("messages" if field == "reasoning_effort" else field)
 
 
 @pytest.mark.parametrize(
