@@ -37,13 +37,13 @@ async def test_answers_of_many_are_the_same_and_come_in_parts(
         "prompt": ["abcdefgh", "ijkl"], "n": 2, "seed": 1, "max_tokens": 3, "prompt_logprobs": 3,
         "logprobs": 2, "echo": True,
     }  # fmt: skip
-    threads, real = [], CompletionSerializer.body
+    threads, real = [], CompletionSerializer._body
 
     def noted(serializer: CompletionSerializer) -> dict[str, Any]:
         threads.append(threading.current_thread())
         return real(serializer)
 
-    monkeypatch.setattr(CompletionSerializer, "body", noted)
+    monkeypatch.setattr(CompletionSerializer, "_body", noted)
     whole = await running.completion(**fields)
     monkeypatch.setattr(choices, "INLINE_LOGPROBS", 10)
     monkeypatch.setattr(choices, "PART_BYTES", 100)

@@ -91,6 +91,11 @@ class RequestProcessor(ABC, Generic[Body]):
         """The model's."""
         return self._prompts.tokenizer
 
+    @property
+    def max_sequences(self) -> int:
+        """Sequences of one request at most; embeddings have a limit of their own."""
+        return self._settings.max_sequences
+
     @abstractmethod
     def options(self, body: Body) -> OutputOptions:
         """Return the body's options; needs no model and no tokenizer."""
@@ -180,11 +185,11 @@ class RequestProcessor(ABC, Generic[Body]):
         """Return max_tokens for each prompt; raises InvalidRequestError for one that cannot run."""
         num_prompts = len(tokenized.prompts)
         num_sequences = num_prompts * options.num_choices
-        if num_sequences > self._settings.max_sequences:
+        if num_sequences > self.max_sequences:
             field = options.num_choices_field
             raise InvalidRequestError(
                 f"{num_prompts} prompts times {field} {options.num_choices} make {num_sequences} "
-                f"sequences; the limit is {self._settings.max_sequences}",
+                f"sequences; the limit is {self.max_sequences}",
                 param=body.prompt_field if num_prompts > 1 else field,
             )
         wanted, default = tokenized.max_tokens, self.default_max_tokens
