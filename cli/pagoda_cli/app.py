@@ -2,8 +2,10 @@
 
 import sys
 
-INTERRUPTED = 130
-"""What a shell says of a command that Ctrl-C has ended."""
+from pagoda_cli.errors import CommandError
+
+WRONG_USE, INTERRUPTED = 2, 130
+"""What typer says of wrong flags, and a shell of a command that Ctrl-C has ended."""
 
 
 def main() -> None:
@@ -16,5 +18,8 @@ def main() -> None:
         if not (error.name or "").startswith("pagoda_"):
             raise
         sys.exit(f"pagoda: {error.name} is not installed: `pip install 'pagoda-cli[up]'`")
+    except CommandError as error:
+        print(f"pagoda: {error}", file=sys.stderr)
+        sys.exit(WRONG_USE)
     except KeyboardInterrupt:  # before the command has begun, and so nothing else
         sys.exit(INTERRUPTED)

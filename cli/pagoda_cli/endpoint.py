@@ -9,16 +9,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
-import click
 import orjson
 from dotenv import dotenv_values
 from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from pagoda_cli.errors import CommandError
+
 DEFAULT_BASE_URL = "http://127.0.0.1:8000/v1"
 
 
-class EndpointError(click.ClickException):
+class EndpointError(CommandError):
     """There is no such endpoint, or it does not say what was asked of it; says what to do."""
 
 
@@ -81,7 +82,7 @@ def resolve_endpoint(
     return Endpoint(
         base_url=base_url,
         api_key=_checked_key(
-            "OPENAI_API_KEY",
+            "--api-key" if api_key else "OPENAI_API_KEY",
             api_key
             or settings.openai_api_key.get_secret_value()
             or written.get("OPENAI_API_KEY", ""),

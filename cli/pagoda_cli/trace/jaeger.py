@@ -3,6 +3,7 @@
 Jaeger finds what ended within the last two days. Lists among the attributes come back as JSON text.
 """
 
+import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -61,7 +62,7 @@ class Jaeger:
                 error.close()
                 return []
             raise TraceNotFoundError(f"Jaeger at {self._url} failed: {error}") from error
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise TraceNotFoundError(f"no Jaeger at {self._url}: {error}") from error
 
 

@@ -92,3 +92,36 @@ def test_without_the_services_one_line_says_what_to_install(arguments: list[str]
 
     assert output.startswith("end: pagoda: pagoda_r")
     assert output.endswith("is not installed: `pip install 'pagoda-cli[up]'`\n")
+
+
+def ended_pagoda(arguments: list[str]) -> tuple[int, str]:
+    """Run the command; return its exit status and what it says on stderr."""
+    script = f"import sys; sys.path[:0] = {sys.path!r}\nfrom pagoda_cli.app import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stderr.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "admin_key", "line"),
+    [
+        (["ledger", "balance", "--url", "http://[::1"], "", "'http://[::1' is no URL of a server"),
+        (["ledger", "balance"], "x\r", "PAGODA_GATEWAY_ADMIN_KEY has spaces, control characters"),
+        (["chat", "-m", "hi", "--api-key", "ü"], "", "--api-key has spaces, control characters"),
+        (["bench", "--api-key", "ü", "-n", "2"], "", "--api-key has spaces, control characters"),
+    ],
+)
+def test_an_endpoint_that_is_none_ends_a_command_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], admin_key: str, line: str
+) -> None:
+    monkeypatch.setenv("PAGODA_GATEWAY_ADMIN_KEY", admin_key)
+    status, said = ended_pagoda(arguments)
+
+    assert status == 2
+    assert said.startswith(f"pagoda: {line}")
+    assert said.count("\n") == 1

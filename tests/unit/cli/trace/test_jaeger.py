@@ -123,3 +123,10 @@ def test_no_jaeger_is_said() -> None:
     code, _, errors = run(url, "01REQ", "--wait", "0")
     assert code == 1
     assert f"no Jaeger at {url}" in errors
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://h/ x", "ü"])
+def test_what_is_no_url_is_no_jaeger(url: str) -> None:
+    code, _, errors = run(url, "01REQ", "--wait", "0")
+    assert code == 1
+    assert f"no Jaeger at {url}" in errors
