@@ -14,6 +14,7 @@ from pagoda_cli.configuration_page import render_names
 from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
+OVERLAYS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("deploy/compose.*.yaml"))
 WORKERS = ("prefill", "decode")
 PAGES = ("README.md", "docs/howto/gpu.md", "docs/howto/models.md")
 TEXT = "".join((ROOT / page).read_text() for page in PAGES)
@@ -42,10 +43,19 @@ def overlaid(name: str) -> Services:
         if changes is None:
             services[service] = changes
             continue
-        base = services[changes.get("extends", {}).get("service", service)]
-        environment = base.get("environment", {}) | changes.get("environment", {})
-        services[service] = base | changes | {"environment": environment}
+        base = services.get(changes.get("extends", {}).get("service", service), {})
+        merged = {
+            name: base.get(name, {}) | changes.get(name, {})
+            for name in ("environment", "depends_on")
+        }
+        services[service] = base | changes | merged
     return services
+
+
+def needs_of(services: Services, name: str) -> set[str]:
+    """What Compose starts before a service and stops after it."""
+    direct = set(services[name].get("depends_on", {}))
+    return direct.union(*(needs_of(services, needed) for needed in direct))
 
 
 def workers_of(services: Services) -> Services:
@@ -168,6 +178,18 @@ def test_workers_on_the_cpu_depend_on_no_container_that_holds_namespaces() -> No
     for role in WORKERS:
         assert services[role]["pid"] is None
         assert services[role]["ipc"] is None
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_a_service_uses_is_stopped_after_it(overlay: str) -> None:
+    services = overlaid(overlay)
+    workers = workers_of(services)
+
+    assert needs_of(services, "gateway") >= {"router", *workers}
+    for name in workers:
+        assert "kvstore" in needs_of(services, name), "it takes what only the worker holds"
+    for name in ("router", "kvstore", *workers):
+        assert needs_of(services, name) >= {"nats", "redis"}
 
 
 def built(services: Services) -> Services:
