@@ -14,6 +14,7 @@ from pagoda_cli.configuration_page import render_names
 from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OVERLAYS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("deploy/compose.*.yaml"))
 WORKERS = ("prefill", "decode")
 PAGES = ("README.md", "docs/howto/gpu.md", "docs/howto/models.md")
@@ -263,6 +264,18 @@ def test_tracing_can_be_switched_off() -> None:
     text = (ROOT / "compose.yaml").read_text()
 
     assert "${OTEL_EXPORTER_OTLP_ENDPOINT-http" in text, "with :- an empty one would be Jaeger"
+
+
+def test_without_traces_nobody_has_jaeger_or_asks_for_it(services: Services) -> None:
+    bare = overlaid("deploy/compose.no-traces.yaml")
+    exporting = [
+        name for name, service in services.items() if ENDPOINT in service.get("environment", {})
+    ]
+
+    assert bare.pop("jaeger") is None
+    assert len(exporting) == 6
+    assert [bare[name]["environment"][ENDPOINT] for name in exporting] == [""] * 6
+    assert not any("jaeger" in needs_of(bare, name) for name in bare)
 
 
 def test_settings_reach_every_service(services: Services) -> None:
