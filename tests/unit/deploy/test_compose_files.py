@@ -179,6 +179,8 @@ def test_workers_on_the_cpu_depend_on_no_container_that_holds_namespaces() -> No
     for role in WORKERS:
         assert services[role]["pid"] is None
         assert services[role]["ipc"] is None
+    # Nobody can open a pool across containers, and each decode worker would warn of it.
+    assert services["prefill"]["environment"]["PAGODA_PREFILL_KV_TRANSFER"] == "grpc"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
