@@ -133,8 +133,18 @@ def test_metrics_of_all_can_be_read_inside_the_network(running: httpx.Client) ->
 
 
 def test_every_combination_of_files_is_valid() -> None:
-    for overlay in sorted((ROOT / "deploy").glob("compose.*.yaml")):
-        command = ["docker", "compose", "-f", "compose.yaml", "-f", str(overlay), "config", "-q"]
+    two_models, cpu = "deploy/compose.two-models.yaml", "deploy/compose.cpu.yaml"
+    further = "deploy/compose.two-models-cpu.yaml"
+    alone = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("deploy/compose.*.yaml"))
+    combinations = [
+        *([overlay] for overlay in alone if overlay != further),
+        [cpu, two_models, further],
+        ["deploy/compose.gpus.yaml", two_models],
+        [cpu, "deploy/compose.no-traces.yaml"],
+    ]
+    for overlays in combinations:
+        files = [word for overlay in ["compose.yaml", *overlays] for word in ("-f", overlay)]
+        command = ["docker", "compose", *files, "config", "-q"]
         done = subprocess.run(
             command,
             cwd=ROOT,

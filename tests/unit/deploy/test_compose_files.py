@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from pagoda_worker.settings import WorkerSettings
 ROOT = Path(__file__).parents[3]
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OVERLAYS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("deploy/compose.*.yaml"))
+BEHIND = {
+    "deploy/compose.two-models-cpu.yaml": (
+        "deploy/compose.cpu.yaml",
+        "deploy/compose.two-models.yaml",
+    )
+}
+"""Overlays of overlays."""
+NOTHING_SET: Mapping[str, str] = {}
 WORKERS = ("prefill", "decode")
 PAGES = ("README.md", "docs/howto/gpu.md", "docs/howto/models.md")
 TEXT = "".join((ROOT / page).read_text() for page in PAGES)
@@ -31,20 +40,25 @@ class Loader(yaml.SafeLoader):
 Loader.add_constructor("!reset", lambda loader, node: None)
 
 
-def read(name: str) -> Services:
-    text = re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", (ROOT / name).read_text())
+def read(name: str, variables: Mapping[str, str] = NOTHING_SET) -> Services:
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1], match[2])
+
+    text = re.sub(r"\$\{(\w+):?-([^}]*)\}", value, (ROOT / name).read_text())
     services: Services = yaml.load(text, Loader)["services"]
     return services
 
 
-def overlaid(name: str) -> Services:
-    """The services of compose.yaml under an overlay, as far as these tests look at them."""
-    services = read("compose.yaml")
-    for service, changes in read(name).items():
+def overlaid(*names: str, variables: Mapping[str, str] = NOTHING_SET) -> Services:
+    """The services of compose.yaml under overlays, as far as these tests look at them."""
+    alone = read("compose.yaml", variables)  # which is all that `extends` knows
+    services = dict(alone)
+    for service, changes in [each for name in names for each in read(name, variables).items()]:
         if changes is None:
             services[service] = changes
             continue
-        base = services.get(changes.get("extends", {}).get("service", service), {})
+        extended = changes.get("extends")
+        base = alone[extended["service"]] if extended else services.get(service, {})
         merged = {
             name: base.get(name, {}) | changes.get(name, {})
             for name in ("environment", "depends_on")
@@ -185,7 +199,7 @@ def test_workers_on_the_cpu_depend_on_no_container_that_holds_namespaces() -> No
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_a_service_uses_is_stopped_after_it(overlay: str) -> None:
-    services = overlaid(overlay)
+    services = overlaid(*BEHIND.get(overlay, ()), overlay)
     workers = workers_of(services)
 
     assert needs_of(services, "gateway") >= {"router", *workers}
@@ -193,6 +207,20 @@ def test_what_a_service_uses_is_stopped_after_it(overlay: str) -> None:
         assert "kvstore" in needs_of(services, name), "it takes what only the worker holds"
     for name in ("router", "kvstore", *workers):
         assert needs_of(services, name) >= {"nats", "redis"}
+
+
+def test_two_models_without_a_gpu_need_none() -> None:
+    last = "deploy/compose.two-models-cpu.yaml"
+    services = overlaid(*BEHIND[last], last)
+    workers = workers_of(services)
+
+    assert len(workers) == 4
+    for name, worker in workers.items():
+        assert not devices(worker), name
+        assert worker["pid"] is worker["ipc"] is None, name
+        assert worker["environment"][f"PAGODA_{role_of(worker)}_DEVICE"] == "cpu", name
+    first, second = (services[name]["environment"] for name in ("prefill", "second-prefill"))
+    assert second["PAGODA_PREFILL_KV_TRANSFER"] == first["PAGODA_PREFILL_KV_TRANSFER"]
 
 
 def built(services: Services) -> Services:
@@ -329,6 +357,21 @@ def test_commands_in_the_documents_name_files_that_exist() -> None:
     for command in COMMANDS:
         for name in re.findall(r"-f (\S+)", command):
             assert (ROOT / name).is_file(), command
+
+
+def test_each_worker_of_commands_in_the_documents_has_room_on_its_gpu() -> None:
+    several = [command for command in COMMANDS if "-f deploy/compose.gpus.yaml" in command]
+
+    assert len(several) == 4
+    for command in several:
+        variables = dict(re.findall(r"(\w+)=(\S+)", command))
+        services = overlaid(*re.findall(r"-f (deploy/\S+)", command), variables=variables)
+        started = {
+            name: service
+            for name, service in services.items()
+            if not service.get("profiles") or "--profile" in command
+        }
+        assert max(shares_by_gpu(started).values()) <= 1, command
 
 
 def test_scaled_commands_in_the_documents_fit_on_one_gpu() -> None:
