@@ -8,6 +8,7 @@ A database that was named once stays, until another one is named: accounts never
 """
 
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -30,10 +31,11 @@ http: 127.0.0.1:8222
 max_payload: 8MB
 jetstream { store_dir: /data, sync_interval: always }
 """
+REDIS_LIMIT_NAME, REDIS_LIMIT = "PAGODA_REDIS_MEM_LIMIT", "1500m"
 REDIS = """requirepass %s
 save ""
 appendonly no
-maxmemory 1gb
+maxmemory %d
 maxmemory-policy volatile-ttl
 """
 
@@ -82,11 +84,25 @@ def main() -> None:
             service, "env", "".join(f"{name}={value}\n" for name, value in lines.items() if value)
         )
     write("nats", "nats.conf", NATS + authorization(passwords))
-    write("redis", "redis.conf", REDIS % redis_url.removeprefix("redis://:").split("@")[0])
+    redis_password = redis_url.removeprefix("redis://:").split("@")[0]
+    redis_bytes = redis_max_bytes(given.get(REDIS_LIMIT_NAME) or REDIS_LIMIT)
+    write("redis", "redis.conf", REDIS % (redis_password, redis_bytes))
     if POSTGRES_DATA.is_dir():
         os.chown(POSTGRES_DATA, OWNER, OWNER)
     for path in (NATS_DATA, *NATS_DATA.rglob("*")):  # of an older version, which ran as root
         os.chown(path, OWNER, OWNER)
+
+
+def redis_max_bytes(limit: str) -> int:
+    """Return what Redis may hold where its container may have `limit`, a size as Compose reads it.
+
+    1 GiB of 1500m, and the same share of any other: the rest is for buffers and gaps.
+    """
+    size = re.fullmatch(r"(\d+(?:\.\d*)?) ?([kmgtp]?)(?:i?b)?", limit.strip(), re.IGNORECASE)
+    if size is None:
+        raise SystemExit(f"{REDIS_LIMIT_NAME}: {limit!r} is no size such as 1500m")
+    num_bytes = int(float(size[1]) * 1024 ** " kmgtp".index(size[2].lower() or " "))
+    return num_bytes * 1024 // 1500
 
 
 def postgres_url() -> str:

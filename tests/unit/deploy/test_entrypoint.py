@@ -75,6 +75,14 @@ def test_restarts_keep_what_was_drawn(make_secrets: ModuleType) -> None:
     assert files(make_secrets.FOLDER) == before
 
 
+def test_redis_holds_less_in_a_smaller_container(make_secrets: ModuleType) -> None:
+    for limit, held in (("", 1 << 30), ("PAGODA_REDIS_MEM_LIMIT=750m\n", 1 << 29)):
+        make_secrets.GIVEN.write_text(limit)
+        make_secrets.main()
+        written = (make_secrets.FOLDER / "redis" / "redis.conf").read_text()
+        assert f"maxmemory {held}\n" in written
+
+
 def test_a_key_that_is_named_later_is_taken(make_secrets: ModuleType) -> None:
     make_secrets.main()
     before = files(make_secrets.FOLDER)
