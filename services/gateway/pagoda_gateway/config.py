@@ -85,7 +85,8 @@ class GatewaySettings(ServiceSettings):
         8192,
         ge=2,
         description="Open connections; one more closes the one that has waited longest without a "
-        "request, if for a second at least; else it gets 503 with Retry-After.",
+        "request, if for a second at least; else it gets 503 with Retry-After. A low "
+        "`ulimit -n` leaves room for fewer; the log says for how many.",
     )
     tool_format: Literal[
         "auto",

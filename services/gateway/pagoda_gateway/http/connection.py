@@ -26,7 +26,6 @@ READ_SECONDS = 10.0  # in so long a client must read ...
 MIN_READ_BYTES = 10_240  # ... so much of what waits for it
 MIN_WAIT_SECONDS = 1.0  # without a request, before a connection is closed for a new one
 LEAVE_SECONDS = 1.0  # from a refusal to the end of its connection
-MAX_LEAVING = 64  # refused connections that have this time; they are beyond the limit
 
 _Refusal = tuple[HTTPStatus, GatewayError]
 _INVALID = (
@@ -83,11 +82,14 @@ class LimitedConnection(PacedConnection):
             for MIN_WAIT_SECONDS; else it is refused.
         waiting: connections of the same server without a request, the longest first, and since
             when, by the event loop's clock.
-        leaving: those that were refused, and have their answer read or not.
+        leaving: those that were refused, and have LEAVE_SECONDS to send their request and read the
+            answer. They are beyond the limit.
+        max_leaving: one more is closed with its answer, which a client that sends then may lose.
         is_ending: no connection carries another request than the one it has, or that comes next.
     """
 
     max_connections: ClassVar[int]
+    max_leaving: ClassVar[int]
     waiting: ClassVar[OrderedDict["LimitedConnection", float]]
     leaving: ClassVar[set["LimitedConnection"]]
     is_ending: ClassVar[bool]
@@ -239,7 +241,7 @@ class LimitedConnection(PacedConnection):
         self.leaving.add(self)
         self.is_deaf = True
         self.transport.write(_answer(*_TOO_MANY))
-        if len(self.leaving) > MAX_LEAVING:
+        if len(self.leaving) > self.max_leaving:
             self.transport.close()
             return
         self.transport.write_eof()
@@ -293,13 +295,14 @@ class LimitedConnection(PacedConnection):
             self._read_timer = None
 
 
-def limited_connections(max_connections: int) -> type[LimitedConnection]:
+def limited_connections(max_connections: int, max_leaving: int) -> type[LimitedConnection]:
     """Return the protocol of one server, for uvicorn."""
     return type(
         "Connection",
         (LimitedConnection,),
         {
             "max_connections": max_connections,
+            "max_leaving": max_leaving,
             "waiting": OrderedDict(),
             "leaving": set(),
             "is_ending": False,

@@ -22,7 +22,8 @@ START_SECONDS = 10.0
 STOP_SECONDS = 5.0
 BACKLOG = 2048
 MAX_CONNECTIONS = 8192
-SPARE_FILES = 128  # for everything that is no client
+OWN_FILES = 64  # for everything that is no client
+MIN_LEAVING, MAX_LEAVING = 64, 1024  # refused connections that have time to read it, by files
 DEAD_PEER_MS = 30_000
 
 
@@ -101,7 +102,7 @@ async def http_server(
     """
     config = uvicorn.Config(
         app,
-        http=limited_connections(_within_files(max_connections)),
+        http=limited_connections(*_within_files(max_connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -128,21 +129,29 @@ async def http_server(
         listener.close()
 
 
-def _within_files(max_connections: int) -> int:
-    """Return how many connections this process can really have open, with all files it may."""
-    num_needed = max_connections + SPARE_FILES
+def _within_files(max_connections: int) -> tuple[int, int]:
+    """Return how many connections can be open with all files that this process may have.
+
+    Beside them, how many more can be refused at a time and have time to read why.
+    """
+    num_needed = OWN_FILES + max_connections + MAX_LEAVING
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < num_needed:
         # the soft limit is for programs whose select(2) knows 1024 files
         files = num_needed if most == resource.RLIM_INFINITY else most
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
     if files == resource.RLIM_INFINITY or num_needed <= files:
-        return max_connections
-    logger.warning(
-        "%d connections need more open files than the limit, %d; raise it with ulimit -n",
-        max_connections, files,
-    )  # fmt: skip
-    return max(2, files - SPARE_FILES)
+        return max_connections, MAX_LEAVING
+    room = files - OWN_FILES
+    max_leaving = max(MIN_LEAVING, room - max_connections)
+    num_served = max(2, min(max_connections, room - max_leaving))
+    if num_served < max_connections:
+        logger.warning(
+            "%d connections need more open files than the limit, %d: %d are served at once, and "
+            "%d more refused with time to read it; raise it with ulimit -n",
+            max_connections, files, num_served, max_leaving,
+        )  # fmt: skip
+    return num_served, max_leaving
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

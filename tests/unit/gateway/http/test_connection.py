@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from pagoda_gateway.http import connection
+from pagoda_gateway.http import server as server_module
 from pagoda_gateway.http.server import HttpServer, http_server, listen
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -119,12 +120,26 @@ async def test_who_still_reads_an_answer_does_not_wait(monkeypatch: pytest.Monke
 
 
 async def test_of_many_refused_only_some_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_LEAVING", 0)
+    monkeypatch.setattr(server_module, "MAX_LEAVING", 0)
     async with serving(2) as server:
         held = [await server.connect(REQUEST) for _ in range(2)]
         assert (await rest_of(await server.connect())).startswith(b"HTTP/1.1 503 ")
         for _, writer in held:
             writer.close()
+
+
+async def test_a_burst_of_refused_ones_has_time_to_send_and_to_read() -> None:
+    async with serving(2) as server:
+        held = [await server.connect(REQUEST) for _ in range(2)]
+        refused = [await server.connect() for _ in range(200)]
+        for _ in range(2):  # head and body; what is closed after the first resets the second
+            for _, writer in refused:
+                writer.write(REQUEST)
+                await writer.drain()
+        answers = [await rest_of(client) for client in refused]
+        for _, writer in held:
+            writer.close()
+    assert {answer[9:12] for answer in answers} == {b"503"}
 
 
 async def test_a_refused_one_that_stays_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pagoda_gateway.http.server import SPARE_FILES, _within_files, listen
+from pagoda_gateway.http.server import MAX_LEAVING, OWN_FILES, _within_files, listen
 from pagoda_runtime.errors import StartError
 
 
@@ -35,17 +35,28 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_as_many_files_are_allowed_as_connections_need(
     limits: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _within_files(3000) == 3000
+    assert _within_files(3000) == (3000, MAX_LEAVING)
     assert (limits, caplog.messages) == ([4096, 4096], [])
 
 
 def test_files_that_are_enough_stay_as_they_are(limits: list[int]) -> None:
-    assert _within_files(800) == 800
-    assert limits == [1024, 4096]
+    limits[0] = 2000
+    assert _within_files(800) == (800, MAX_LEAVING)
+    assert limits == [2000, 4096]
 
 
-def test_more_connections_than_files_are_a_warning(
+def test_fewer_files_leave_room_for_fewer_refusals(
     limits: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert _within_files(8192) == 4096 - SPARE_FILES
-    assert "8192 connections need more open files than the limit, 4096" in caplog.text
+    assert _within_files(3500) == (3500, 4096 - OWN_FILES - 3500)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(("files", "num_served"), [(4096, 3968), (256, 128), (64, 2)])
+def test_more_connections_than_files_are_a_warning(
+    limits: list[int], caplog: pytest.LogCaptureFixture, files: int, num_served: int
+) -> None:
+    limits[1] = files
+    assert _within_files(8192) == (num_served, 64)
+    assert f"8192 connections need more open files than the limit, {files}" in caplog.text
+    assert f"{num_served} are served at once, and 64 more refused" in caplog.text
