@@ -33,7 +33,7 @@ class EngineConfig:
         kv_cache_dtype: ``auto`` | ``fp8`` | ``int8``: number format of cached K and V; auto: that
             of activations.
         load_format: ``auto`` | ``dummy``: random weights from ``config.json`` alone.
-        num_threads: CPU threads of one forward; 0 leaves torch's own choice.
+        num_threads: CPU threads of one forward; 0 leaves torch's own choice, see `load_engine`.
         enforce_eager: on CUDA: capture no graphs.
         graph_batch_sizes: on CUDA: numbers of decodes to capture graphs for, ascending, each
             proposed token that is verified counted as one; None: chosen up to max_num_seqs.

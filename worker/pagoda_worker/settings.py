@@ -30,7 +30,11 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is one")
     num_threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of one forward; 0: torch's own choice"
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads of one forward; 0: torch's own choice, but no more than the CPU "
+        "quota of a container or control group has time for",
     )
     cpu_niceness: int = Field(
         0,

@@ -1,6 +1,5 @@
 """What `pagoda up` runs: every process with its environment, from the plan and the home."""
 
-import os
 import sys
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.plan import Plan, given_ports
 from pagoda_cli.up.ports import LOOPBACK, Ports
 from pagoda_cli.up.topology import ROLES
+from pagoda_formats.control_groups import num_processors
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
 
 GATEWAY_STAGE, SERVICE_STAGE = 0, 1
@@ -197,7 +197,7 @@ class Stack:
         """Return an equal share of the processors for each worker's operators of torch."""
         topology = self._plan.topology
         num_workers = topology.num_prefill + topology.num_decode
-        return max(1, len(os.sched_getaffinity(0)) // num_workers)
+        return max(1, num_processors() // num_workers)
 
     def _applier(self) -> ChildSpec:
         """What writes the ledger: the gateway's settings, without what opens its doors."""

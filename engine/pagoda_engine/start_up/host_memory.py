@@ -6,11 +6,11 @@ Linux only; elsewhere nothing is known. Knows numbers and the kernel's files.
 import ctypes
 from pathlib import Path
 
+from pagoda_formats.control_groups import CGROUP, PROC, memory_left
+
 MIN_POOL_BYTES = 256 * 2**20
 POOL_SHARE = 1 / 8
 """Of the memory left beside the weights: other workers, stores and the page cache want theirs."""
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: int | None) -> int:
@@ -30,18 +30,15 @@ def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: 
     return max(MIN_POOL_BYTES, min(sequence_bytes, share))
 
 
-def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """Return what the host and this process's control group have left; None: unknown."""
+def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Return what the host and this process's control groups have left; None: unknown."""
     try:
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, KeyError, IndexError):
         return None
-    try:
-        limit = int((cgroup / "memory.max").read_text())  # "max": no limit
-        return min(available, max(0, limit - int((cgroup / "memory.current").read_text())))
-    except (OSError, ValueError):
-        return available
+    left = memory_left(proc, cgroup)
+    return available if left is None else min(available, left)
 
 
 def give_back_freed() -> None:

@@ -50,6 +50,7 @@ from pagoda_engine.start_up.step_limits import (
 )
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
+from pagoda_formats.control_groups import num_processors
 from pagoda_kernels.native.library import must_be_compiled, native_library
 from pagoda_kernels.native.seats import Seat
 
@@ -94,6 +95,8 @@ def load_engine(
     if device_name(options.device) == "cpu" and must_be_compiled():
         with start_up.phase("compiling native operators"):
             native_library()
+    if not options.num_threads and torch.get_num_threads() > num_processors():
+        torch.set_num_threads(num_processors())  # more use a quota up at once, and then all wait
     loading = _Loading(folder, options, read_buffer_bytes, draft_folder, start_up)
     try:
         with start_up.phase("loading weights"):
@@ -365,7 +368,9 @@ def _share_processors(options: EngineOptions) -> Seat | None:
     if not options.processor_table or options.num_threads or device_name(options.device) != "cpu":
         return None
     library = native_library()
-    return None if library is None else library.share_processors(Path(options.processor_table))
+    if library is None:
+        return None
+    return library.share_processors(Path(options.processor_table), num_processors())
 
 
 def _config(options: EngineOptions, device: torch.device, limits: StepLimits) -> EngineConfig:

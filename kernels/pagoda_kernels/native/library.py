@@ -87,6 +87,7 @@ class NativeLibrary:
         self.instruction_set = instruction_set
         self._threads: dict[int, int] = {}
         self._seat: Seat | None = None
+        self._num_shared = 0
         library = ctypes.CDLL(str(path))
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         linear = ctypes.POINTER(Linear)
@@ -148,8 +149,12 @@ class NativeLibrary:
         ]  # fmt: skip
         self.layers.restype = integer
 
-    def share_processors(self, table: Path) -> Seat | None:
+    def share_processors(self, table: Path, num_processors: int) -> Seat | None:
         """Divide this process's processors with the others at `table`, from now on.
+
+        Args:
+            table: of the seats.
+            num_processors: how many there are to be used.
 
         None without a seat, or without the file: all goes on as before; the log says so.
         """
@@ -159,6 +164,7 @@ class NativeLibrary:
             _LOGGER.warning("this worker shares its processors with nobody: %s", error)
             return None
         self._threads.clear()
+        self._num_shared = num_processors
         return self._seat
 
     def threads(self, num_threads: int) -> int:
@@ -171,7 +177,7 @@ class NativeLibrary:
             MemoryError: there is no memory.
         """
         if self._seat is not None:
-            num_threads = len(os.sched_getaffinity(0))
+            num_threads = self._num_shared
         pool = self._threads.get(num_threads)
         if pool is None:
             pool = self._open_threads(num_threads, SCRATCH_BYTES)

@@ -84,7 +84,7 @@ def test_products_are_the_same_whoever_shares(native: NativeLibrary, tmp_path: P
     weight, x = torch.randn(300, 128), torch.randn(9, 128)
     library = NativeLibrary(Path(native.path), native.instruction_set)
     before = PackedLinear(weight)(x)
-    assert library.share_processors(tmp_path / "processors")
+    assert library.share_processors(tmp_path / "processors", 2)
     pool = library.threads(1)
     assert library.threads(5) == pool  # one of all processors, whatever was asked for
     packed = PackedLinear(weight)
@@ -108,7 +108,7 @@ def test_a_helper_that_loses_its_processor_to_another_worker_gets_ours(
     request.addfinalizer(lambda: os.sched_setaffinity(0, all_processors))
     os.sched_setaffinity(0, {ours, other})
     library = NativeLibrary(Path(native.path), native.instruction_set)
-    assert library.share_processors(table)
+    assert library.share_processors(table, 2)
     before = set(os.listdir("/proc/self/task"))
     pool = library.threads(1)
     helpers = {int(task) for task in set(os.listdir("/proc/self/task")) - before}
@@ -147,6 +147,6 @@ def test_without_the_file_nothing_changes(
 ) -> None:
     (tmp_path / "file").write_text("")
     library = NativeLibrary(Path(native.path), native.instruction_set)
-    assert not library.share_processors(tmp_path / "file" / "processors")
+    assert not library.share_processors(tmp_path / "file" / "processors", 2)
     assert "shares its processors with nobody" in caplog.text
     assert library.threads(1) != library.threads(2)

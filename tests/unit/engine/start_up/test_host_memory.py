@@ -30,11 +30,10 @@ def test_a_pool_holds_the_longest_sequence_within_an_eighth_of_the_memory(
 
 
 def write(folder: Path, limit: str, current: str) -> tuple[Path, Path]:
-    meminfo = folder / "meminfo"
-    meminfo.write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
+    (folder / "meminfo").write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
     (folder / "memory.max").write_text(limit)
     (folder / "memory.current").write_text(current)
-    return meminfo, folder
+    return folder, folder
 
 
 def test_the_smaller_of_host_and_control_group_counts(tmp_path: Path) -> None:
@@ -45,7 +44,7 @@ def test_the_smaller_of_host_and_control_group_counts(tmp_path: Path) -> None:
 
 
 def test_what_the_kernel_does_not_say_is_unknown(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path / "none", tmp_path) is None
+    assert available_bytes(tmp_path, tmp_path) is None
 
 
 def test_what_was_freed_between_what_lives_on_is_given_back() -> None:

@@ -79,6 +79,20 @@ def test_a_worker_of_a_gpu_compiles_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert module._share_processors(make_options(device="cuda", processor_table="table")) is None
 
 
+@pytest.mark.parametrize(("asked", "wanted"), [(0, 2), (4, 4)])
+def test_threads_are_as_many_as_a_quota_has_time_for_unless_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked: int, wanted: int
+) -> None:
+    monkeypatch.setattr(module, "num_processors", lambda: 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        load(folder, num_threads=asked)
+        assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_layers_of_unlike_heads_start(
