@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2_grpc, status_pb2
+from pagoda_formats.control_groups import memory_limit
 from pagoda_kvstore import metrics
 from pagoda_kvstore.change_log import ChangeLog, TierName
 from pagoda_kvstore.config import KvstoreSettings
@@ -18,6 +19,7 @@ from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import first_free_folder
 from pagoda_kvstore.tiers.pins import Pins
 from pagoda_runtime import identity
+from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.process.service import ServiceContext
@@ -26,9 +28,19 @@ from pagoda_runtime.status import Heartbeat
 
 logger = logging.getLogger(__name__)
 
+MIB = 2**20
+LEAST_OWN_BYTES, OWN_BYTES = 128 * MIB, 512 * MIB
+"""What the process needs beside its tiers: without the first it never works, with the second it
+does under load."""
+
 
 async def run(context: ServiceContext, settings: KvstoreSettings) -> None:
-    """Serve until `context.stop` is set; then write what is queued for NVMe."""
+    """Serve until `context.stop` is set; then write what is queued for NVMe.
+
+    Raises:
+        SettingsError: what the store may hold in memory is more than this process may have.
+    """
+    check_memory(settings, memory_limit())
     health = context.health
     health.set_ready("store", False, "reading segments")
     health.set_ready("grpc", False, "starting")
@@ -39,6 +51,29 @@ async def run(context: ServiceContext, settings: KvstoreSettings) -> None:
         health.set_ready("store", True)
         with metrics.registered(store):
             await _serve(context, settings, store, worker_id)
+
+
+def check_memory(settings: KvstoreSettings, limit_bytes: int | None) -> None:
+    """Refuse a start that would end, without a word, once the store is full; warn where it may.
+
+    Raises:
+        SettingsError: it would.
+    """
+    if limit_bytes is None:
+        return
+    held_bytes = settings.cpu_bytes + settings.write_queue_bytes
+    if held_bytes + OWN_BYTES <= limit_bytes:
+        return
+    arithmetic = (
+        f"the memory limit of this container or control group is {limit_bytes // MIB} MiB: "
+        f"PAGODA_KVSTORE_CPU_BYTES has {settings.cpu_bytes // MIB} MiB, "
+        f"PAGODA_KVSTORE_WRITE_QUEUE_BYTES {settings.write_queue_bytes // MIB} MiB, the process "
+        f"itself {LEAST_OWN_BYTES // MIB} MiB at least and {OWN_BYTES // MIB} MiB under load. "
+        "Lower the first, or raise the limit (PAGODA_KVSTORE_MEM_LIMIT of compose.yaml)"
+    )
+    if held_bytes + LEAST_OWN_BYTES > limit_bytes:
+        raise SettingsError([arithmetic])
+    logger.warning("it may be killed for its memory: %s", arithmetic)
 
 
 @contextlib.asynccontextmanager

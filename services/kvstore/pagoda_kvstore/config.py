@@ -22,7 +22,12 @@ class KvstoreSettings(ServiceSettings):
     health_port: int = Field(
         8105, ge=0, le=65535, description="Port of /healthz, /readyz and /metrics"
     )
-    cpu_bytes: int = Field(256 << 20, ge=0, description="Hard budget of the CPU tier, bytes")
+    cpu_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="Hard budget of the CPU tier, bytes; refused where the memory limit of the "
+        "container or control group is below that, the write queue and 128 MiB",
+    )
     nvme_bytes: int = Field(
         1 << 30, ge=0, description="Hard budget of the NVMe tier, bytes; 0: no NVMe tier"
     )
