@@ -59,7 +59,7 @@ class WorkerSettings(ServiceSettings):
         0,
         ge=0,
         description="Bytes of the KV pool; 0: on CPU one longest sequence within 1/8 of memory, "
-        "256 MiB at least; else gpu_memory_utilization",
+        "256 MiB at least, or 1/4 of memory if that is less; else gpu_memory_utilization",
     )
     gpu_memory_utilization: float = Field(
         0.9,

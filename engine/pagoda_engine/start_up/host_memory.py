@@ -11,13 +11,15 @@ from pagoda_formats.control_groups import CGROUP, PROC, memory_left
 MIN_POOL_BYTES = 256 * 2**20
 POOL_SHARE = 1 / 8
 """Of the memory left beside the weights: other workers, stores and the page cache want theirs."""
+SCARCE_SHARE = 1 / 4
+"""Of that, too: where MIN_POOL_BYTES would be more."""
 
 
 def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: int | None) -> int:
     """Return the size of a pool on a CPU that nobody set.
 
     One longest sequence fits if an eighth of the memory beside the weights suffices for it; never
-    less than 256 MiB.
+    less than 256 MiB, or where memory is scarce than a quarter of it, or that sequence.
 
     Args:
         sequence_bytes: KV of the longest sequence.
@@ -26,8 +28,9 @@ def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: 
     """
     if available_bytes is None:
         return MIN_POOL_BYTES
-    share = int(max(0, available_bytes - weight_bytes) * POOL_SHARE)
-    return max(MIN_POOL_BYTES, min(sequence_bytes, share))
+    left = max(0, available_bytes - weight_bytes)
+    least = max(min(sequence_bytes, MIN_POOL_BYTES), int(left * SCARCE_SHARE))
+    return max(min(MIN_POOL_BYTES, least), min(sequence_bytes, int(left * POOL_SHARE)))
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:

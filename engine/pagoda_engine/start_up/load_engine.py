@@ -50,7 +50,7 @@ from pagoda_engine.start_up.step_limits import (
 )
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
-from pagoda_formats.control_groups import num_processors
+from pagoda_formats.control_groups import memory_left, num_processors
 from pagoda_kernels.native.library import must_be_compiled, native_library
 from pagoda_kernels.native.seats import Seat
 
@@ -217,7 +217,8 @@ class _Loading:
                 self.config.max_num_batched_tokens,
             ),
         )
-        self._planner.plan(self._budget, host_bytes)
+        left = memory_left()
+        self._planner.plan(self._budget, host_bytes, None if left is None else left - taken_bytes)
 
     def loaded_draft(self) -> LoadedModel | None:
         """Read the draft model, if there shall be one, and say which."""
@@ -267,7 +268,7 @@ class _Loading:
                     utilization=self._options.gpu_memory_utilization,
                     read_buffer_bytes=self._read_buffer_bytes,
                 )
-        pool = self._planner.plan(self._budget, available_bytes())
+        pool = self._planner.plan(self._budget, available_bytes(), memory_left())
         logger.info("%s", self._planner.explain(pool, self._budget))
         max_model_len = self._planner.max_model_len(pool)
         if max_model_len < model.max_position_embeddings and not self._options.max_model_len:

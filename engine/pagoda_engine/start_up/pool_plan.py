@@ -46,16 +46,23 @@ class PoolPlanner:
         self._block_bytes = block_bytes
         self._limit = min(options.max_model_len or model_limit, model_limit)
 
-    def plan(self, budget: MemoryBudget | None, host_bytes: int | None = None) -> KvPool:
+    def plan(
+        self,
+        budget: MemoryBudget | None,
+        host_bytes: int | None = None,
+        limit_bytes: int | None = None,
+    ) -> KvPool:
         """Return the pool.
 
         Args:
             budget: of the device; None where memory is not shared out: on a CPU.
             host_bytes: what a pool on a CPU can take at most; None: unknown.
+            limit_bytes: what a limit leaves for it, beyond which the process is killed; below 0 if
+                it leaves too little for the weights. None: there is none.
 
         Raises:
             MemoryBudgetError: no block fits, or not the longest sequence that the options name; or
-                they name a larger pool than the memory holds.
+                they name a larger pool than the memory holds; or a limit leaves no room for it.
         """
         options = self._options
         if options.num_blocks:
@@ -80,6 +87,8 @@ class PoolPlanner:
                 pool,
                 budget,
             )
+        if budget is None and limit_bytes is not None and num_bytes > limit_bytes:
+            self._refuse_by_limit(pool, num_bytes, limit_bytes)
         return pool
 
     def max_model_len(self, pool: KvPool) -> int:
@@ -93,7 +102,8 @@ class PoolPlanner:
             lines.append(
                 f"KV pool of {format_bytes(self._default_bytes)}, as nobody set its size: for one "
                 f"sequence of {self._limit} tokens, within 1/8 of the memory left beside the "
-                f"weights, and {format_bytes(MIN_POOL_BYTES)} at least"
+                f"weights, and {format_bytes(MIN_POOL_BYTES)} at least, or 1/4 of that memory if "
+                "it is less"
             )
         lines.append(pool.explain(self._limit))
         if (longest := self._longest(pool)) > pool.num_tokens:
@@ -133,6 +143,35 @@ class PoolPlanner:
             f"{format_bytes(host_bytes)} left",
             self.explain(pool, None),
             [f"lower {name} to {host_bytes // unit} or less", f"unset {name}"],
+        )
+
+    def _refuse_by_limit(self, pool: KvPool, num_bytes: int, limit_bytes: int) -> NoReturn:
+        """Refuse what would start, and be killed without a word as its blocks are used."""
+        options, remedies = self._options, []
+        block_bytes = self._block_bytes + self._draft_block_bytes
+        if (num_blocks := limit_bytes // block_bytes) > 0:
+            if options.num_blocks:
+                remedies.append(f"lower `num_blocks` to {num_blocks} or less")
+            else:
+                size = num_blocks * self._block_bytes
+                verb = "lower" if options.kv_cache_bytes else "set"
+                remedies.append(f"{verb} `kv_cache_bytes` to {size} or less")
+            if options.max_model_len and self._longest_table(num_blocks) < (
+                -(-self._limit // pool.block_size)
+            ):
+                most = self._longest_table(num_blocks) * pool.block_size
+                remedies.append(f"lower `max_model_len` to {most} or less")
+        left = format_bytes(limit_bytes) if limit_bytes > 0 else "nothing"
+        raise MemoryBudgetError(
+            f"there is no room for a KV pool of {format_bytes(num_bytes)}: the memory limit of "
+            f"this container or control group leaves {left} beside the weights",
+            self.explain(pool, None),
+            [
+                *remedies,
+                "raise the limit (PAGODA_PREFILL_MEM_LIMIT, PAGODA_DECODE_MEM_LIMIT of "
+                "compose.yaml)",
+                "take a smaller model",
+            ],
         )
 
     def _refuse(self, reason: str, pool: KvPool, budget: MemoryBudget | None) -> NoReturn:

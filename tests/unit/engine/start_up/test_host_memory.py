@@ -20,6 +20,9 @@ GIB, MIB = 2**30, 2**20
         (16 * GIB, 15 * GIB, 15 * GIB, 256 * MIB),
         (16 * GIB, 15 * GIB, 1 * GIB, 256 * MIB),
         (1 * MIB, 1 * MIB, 64 * GIB, 256 * MIB),  # a small model
+        (1 * MIB, 40 * MIB, 240 * MIB, 50 * MIB),  # a small container
+        (80 * MIB, 40 * MIB, 240 * MIB, 80 * MIB),
+        (1 * MIB, 40 * MIB, 30 * MIB, 1 * MIB),
         (16 * GIB, 15 * GIB, None, 256 * MIB),
     ],
 )

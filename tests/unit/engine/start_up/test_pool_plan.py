@@ -97,6 +97,36 @@ def test_on_a_cpu_a_size_that_is_set_must_fit_the_memory(
     assert planner(**fields).plan(None, host_bytes=None).num_blocks
 
 
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        ({"num_blocks": 100}, "lower `num_blocks` to 50 or less"),
+        ({"kv_cache_bytes": 100 * BLOCK_BYTES}, f"lower `kv_cache_bytes` to {50 * BLOCK_BYTES} or"),
+        ({}, f"set `kv_cache_bytes` to {50 * BLOCK_BYTES} or less"),
+        ({"max_model_len": 1000}, "lower `max_model_len` to 800 or less"),
+    ],
+)
+def test_beyond_a_limit_of_its_container_a_process_does_not_start(
+    fields: dict[str, int], remedy: str
+) -> None:
+    with pytest.raises(MemoryBudgetError) as raised:
+        planner(**fields).plan(None, 4 * GIB, limit_bytes=50 * BLOCK_BYTES)
+
+    assert "container or control group leaves 100.00 MiB beside the weights" in raised.value.reason
+    assert remedy in str(raised.value)
+    assert "PAGODA_DECODE_MEM_LIMIT" in str(raised.value)
+    assert planner(**fields).plan(None, 4 * GIB, limit_bytes=GIB).num_blocks
+    assert planner().plan(GPU, 4 * GIB, limit_bytes=0).num_blocks  # it is no limit of a GPU's
+
+
+def test_weights_that_a_limit_does_not_hold_are_refused_before_they_are_read() -> None:
+    with pytest.raises(MemoryBudgetError) as raised:
+        planner().plan(None, 4 * GIB, limit_bytes=-5)
+
+    assert "leaves nothing beside the weights" in raised.value.reason
+    assert "kv_cache_bytes" not in "".join(raised.value.remedies)
+
+
 def test_no_room_for_a_block_names_the_setting_of_a_cpu() -> None:
     error = refusal(planner(kv_cache_bytes=100), None)
 
