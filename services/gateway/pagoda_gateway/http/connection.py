@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, UnavailableError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
+from pagoda_gateway.http.body_reader import MAX_DISCARDED_BYTES, MIN_BYTES_PER_SECOND
 from pagoda_gateway.http.joined_head import JoinedHead
 from pagoda_gateway.http.paced_connection import MAX_SILENT_BYTES, PacedConnection
 from pagoda_runtime.identity import new_request_id
@@ -22,6 +23,7 @@ from pagoda_runtime.identity import new_request_id
 MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 100
 HEAD_SECONDS = 10.0  # from a connection or a request's first byte to its last header
+REST_SECONDS = 10.0  # in so long some of a body must come that was answered early
 READ_SECONDS = 10.0  # in so long a client must read ...
 MIN_READ_BYTES = 10_240  # ... so much of what waits for it
 MIN_WAIT_SECONDS = 1.0  # without a request, before a connection is closed for a new one
@@ -96,7 +98,7 @@ class LimitedConnection(PacedConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None  # or of a body's rest
         self._read_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
         self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
@@ -121,11 +123,12 @@ class LimitedConnection(PacedConnection):
             tell_loss(self._current)
 
     def parse(self, data: bytes) -> None:
-        """Watch the head."""
+        """Watch the head, and the rest of a body that was answered early."""
+        was_in_body = self._is_in_body
         self._num_head_bytes += len(data)
         super().parse(data)
-        if self._is_idle and self._head_timer is None:
-            self._wait_for_head()  # uvicorn's own timer ended with the first byte
+        if self._is_idle:  # uvicorn's own timer ended with the first byte
+            self._wait_on(was_in_body)
         if self._is_in_head and (
             self._num_head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
         ):
@@ -172,11 +175,13 @@ class LimitedConnection(PacedConnection):
     def end_reuse(self) -> None:
         """End with the answer that is on its way, or now, unless a request may just have been sent.
 
-        That one is the last then.
+        That one is the last then. What is left of a body that was answered is read on.
         """
         latest = self.loop.time() - MIN_WAIT_SECONDS
         if not self._is_idle:
             self.shutdown()  # once that is over
+        elif self._is_in_body:
+            self._drop_body()
         elif self.waiting.get(self, math.inf) <= latest:
             self.transport.close()
 
@@ -254,9 +259,10 @@ class LimitedConnection(PacedConnection):
         """
         self.is_deaf = True
         self._drop_rest()
+        self._unset_keepalive_if_required()
         self.loop.call_soon(self._end_writing)  # behind an answer's head that waits for its body
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+            self._watch_rest()
 
     def _end_writing(self) -> None:
         if not self.transport.is_closing():
@@ -267,6 +273,21 @@ class LimitedConnection(PacedConnection):
         self.waiting[self] = self.loop.time()
         self.waiting.move_to_end(self)
 
+    def _wait_on(self, was_in_body: bool) -> None:
+        """Wait for what comes behind these bytes: nothing is to be answered yet."""
+        if was_in_body and not self._is_in_body:  # it ended with the slice, so no head has begun
+            self._stop_waiting()
+            self._wait()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        elif self._head_timer is None:
+            if self._is_in_body:
+                self._wait()
+                self._watch_rest()
+            else:
+                self._wait_for_head()
+
     def _wait_for_head(self) -> None:
         self._wait()
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
@@ -276,6 +297,21 @@ class LimitedConnection(PacedConnection):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _watch_rest(self) -> None:
+        """Have a body that was answered early come as fast as others must, and not for ever."""
+        began, num_before = self.loop.time(), self._num_received
+
+        def check(num_last: int) -> None:
+            num_bytes = self._num_received - num_before
+            seconds = REST_SECONDS + num_bytes / MIN_BYTES_PER_SECOND
+            is_late = self.loop.time() >= began + seconds
+            if num_bytes == num_last or num_bytes > MAX_DISCARDED_BYTES or is_late:
+                self.transport.abort()
+            else:
+                self._head_timer = self.loop.call_later(REST_SECONDS, check, num_bytes)
+
+        self._head_timer = self.loop.call_later(REST_SECONDS, check, 0)
 
     def _watch_reader(self) -> None:
         self._stop_read_timer()

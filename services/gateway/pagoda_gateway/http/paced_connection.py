@@ -56,6 +56,7 @@ class PacedConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_deaf = False
+        self._num_received = 0  # bytes, with those that are dropped
         self._unparsed = b""
         self._num_parsed = 0  # of that
         self._is_scheduled = False
@@ -77,6 +78,7 @@ class PacedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse the beginning now; nearly always that is all."""
+        self._num_received += len(data)
         if self.is_deaf:
             return
         self._unparsed = self._unparsed[self._num_parsed :] + data if self._unparsed else data

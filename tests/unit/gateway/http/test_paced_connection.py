@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from pagoda_gateway.http import connection
 from pagoda_gateway.http.body_pipe import BodyPipe
 from pagoda_gateway.http.paced_connection import (
     MAX_PIPELINED,
@@ -22,10 +23,12 @@ from pagoda_gateway.http.paced_connection import (
     SLICES_A_TURN,
     PacedConnection,
 )
-from pagoda_gateway.http.server import http_server, listen
+from pagoda_gateway.http.server import HttpServer, http_server, listen
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+PIECE = b"x" * 1000
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -36,12 +39,14 @@ class Server:
         waits: before an answer.
         reads: whether it reads bodies.
         headers: of all requests.
+        http: serves it.
     """
 
     port: int
     waits: asyncio.Event = field(default_factory=asyncio.Event)
     reads: bool = True
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    http: HttpServer = field(init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.waits.wait()
@@ -58,7 +63,7 @@ def digest(body: bytes) -> str:
 async def serving(**fields: Any) -> AsyncIterator[Server]:
     listener = listen("127.0.0.1", 0)
     server = Server(listener.getsockname()[1], **fields)
-    async with http_server(server, listener), asyncio.timeout(60):
+    async with http_server(server, listener) as server.http, asyncio.timeout(60):
         yield server
         server.waits.set()
 
@@ -201,6 +206,122 @@ async def test_a_body_of_known_length_that_was_answered_early_has_an_end() -> No
         assert await answer(reader) == digest(b"")
         writer.write(b"x" * 1_000_000 + GET)
         assert await answer(reader) == digest(b"")
+        writer.close()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads, and rests of bodies, have little time."""
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "REST_SECONDS", 0.05)
+
+
+async def time_of_a_head(server: Server) -> None:
+    """Return when a head that begins now would have been too slow."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET")
+    with contextlib.suppress(ConnectionResetError):
+        await reader.read()
+    writer.close()
+
+
+async def answered_early(server: Server, *, length: int | None) -> Client:
+    """Return a connection whose request has its answer, and a body still to come."""
+    server.waits.set()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    sized = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (length or 0)
+    writer.write(CHUNKED if length is None else sized)
+    assert await answer(reader) == digest(b"")
+    return reader, writer
+
+
+async def send_until(writer: asyncio.StreamWriter, piece: bytes, end: asyncio.Future[None]) -> None:
+    while not end.done():
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("behind", [GET[:5], b""])
+async def test_a_connection_is_idle_after_a_body_that_was_answered_early(
+    soon: None, behind: bytes
+) -> None:
+    async with serving(reads=False) as server:
+        reader, writer = await answered_early(server, length=1_000_000)
+        writer.write(b"x" * 1_000_000 + behind)
+        await writer.drain()
+        await time_of_a_head(server)
+        if behind:  # a head has begun: that has its time, as any other
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        else:
+            writer.write(GET)
+            assert await answer(reader) == digest(b"")
+        writer.close()
+
+
+async def test_a_connection_ends_that_is_idle_for_long_after_such_a_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving(reads=False) as server:
+        reader, writer = await answered_early(server, length=len(PIECE))
+        (served,) = server.http.server_state.connections
+        monkeypatch.setattr(served, "timeout_keep_alive", 0.01)
+        writer.write(PIECE)
+        assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("length", [1 << 40, None])
+async def test_a_body_that_was_answered_early_may_come_for_long(
+    soon: None, length: int | None
+) -> None:
+    piece = PIECE if length else b"%x\r\n%b\r\n" % (len(PIECE), PIECE)
+    async with serving(reads=False) as server:
+        _, writer = await answered_early(server, length=length)
+
+        async def some_time() -> None:
+            for _ in range(4):
+                await time_of_a_head(server)
+
+        async with asyncio.TaskGroup() as tasks:
+            await send_until(writer, piece, tasks.create_task(some_time()))
+        assert len(server.http.server_state.connections) == 1
+        writer.close()
+
+
+@pytest.mark.parametrize("length", [1 << 40, None])
+@pytest.mark.parametrize("limit", ["MAX_DISCARDED_BYTES", "MIN_BYTES_PER_SECOND", None])
+async def test_a_body_that_was_answered_early_has_bounds(
+    soon: None, monkeypatch: pytest.MonkeyPatch, length: int | None, limit: str | None
+) -> None:
+    if limit:
+        monkeypatch.setattr(connection, limit, {"MAX": 2000, "MIN": 1 << 50}[limit[:3]])
+    async with serving(reads=False) as server:
+        _, writer = await answered_early(server, length=length)
+        writer.write(PIECE)
+        if limit:
+            with pytest.raises(ConnectionError):
+                await send_until(writer, PIECE, asyncio.Future())
+        else:  # nothing more comes
+            while server.http.server_state.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        writer.close()
+
+
+async def test_a_server_that_ends_reads_such_a_body_on_and_takes_no_other_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MIN_WAIT_SECONDS", 0.0)
+    async with serving(reads=False) as server:
+        reader, writer = await answered_early(server, length=1_000_000)
+        writer.write(PIECE)
+        server.http.end_reuse()
+        assert await reader.read() == b""  # this side has ended
+        for _ in range(999):
+            writer.write(PIECE)
+            await writer.drain()
+        assert len(server.http.server_state.connections) == 1
         writer.close()
 
 
