@@ -117,5 +117,5 @@ def write_private(path: Path, text: str) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with needed(f"cannot write {path}", "make room there, or set another PAGODA_HOME"):
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(text.encode())
+            file.write(text.encode("utf-8", "surrogateescape"))  # a locale without UTF-8 has such
         draft.replace(path)

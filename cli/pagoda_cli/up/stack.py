@@ -139,6 +139,7 @@ class Stack:
             "PAGODA_MODEL_NAME": plan.model_name,
             "PAGODA_HTTP_PORT": str(plan.http_port),
             "PYTHONUNBUFFERED": "1",
+            "PYTHONUTF8": "1",  # whatever the locale: else a path of other letters is no text
         }
         return defaults | self._user | fixed
 

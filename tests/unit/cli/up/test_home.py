@@ -87,3 +87,9 @@ def test_the_environment_file_can_be_sourced(tmp_path: Path) -> None:
 
     assert (tmp_path / "env").read_text() == "A=http://x/v1\nB='two words'\n"
     assert mode_of(tmp_path / "env") == 0o600
+
+
+def test_a_path_that_the_locale_cannot_read_is_written_as_it_is(tmp_path: Path) -> None:
+    path = "/home/jos\udcc3\udca9"  # in the locale POSIX
+    write_environment(tmp_path / "env", {"PAGODA_TRACE_DIR": path})
+    assert (tmp_path / "env").read_bytes() == "PAGODA_TRACE_DIR='/home/josé'\n".encode()

@@ -264,6 +264,12 @@ def test_the_ledger_lies_in_the_home_whatever_that_is_called(
         assert not url.query
 
 
+def test_services_read_names_as_utf8_whatever_the_locale(environ: dict[str, str]) -> None:
+    _, specs = build(environ | {"PYTHONUTF8": "0"})
+    services = set(specs) - {"nats", "redis"}
+    assert {specs[name].environ["PYTHONUTF8"] for name in services} == {"1"}
+
+
 def test_services_are_asked_where_they_listen(environ: dict[str, str]) -> None:
     given = {"PAGODA_GATEWAY_HOST": "192.0.2.2", "PAGODA_ROUTER_HEALTH_HOST": "192.0.2.3"}
     _, specs = build(environ | given)
