@@ -1,6 +1,8 @@
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.testing import CliRunner
@@ -94,12 +96,18 @@ def test_without_the_services_one_line_says_what_to_install(arguments: list[str]
     assert output.endswith("is not installed: `pip install 'pagoda-cli[up]'`\n")
 
 
-def ended_pagoda(arguments: list[str]) -> tuple[int, str]:
+def ended_pagoda(
+    arguments: list[str], *, before: str = "", stdout: int | IO[bytes] = subprocess.PIPE
+) -> tuple[int, str]:
     """Run the command; return its exit status and what it says on stderr."""
-    script = f"import sys; sys.path[:0] = {sys.path!r}\nfrom pagoda_cli.app import main; main()"
+    script = (
+        f"import sys; sys.path[:0] = {sys.path!r}\n{before}\n"
+        "from pagoda_cli.app import main; main()"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         timeout=60,
         check=False,
     )
@@ -125,3 +133,18 @@ def test_an_endpoint_that_is_none_ends_a_command_with_one_line(
     assert status == 2
     assert said.startswith(f"pagoda: {line}")
     assert said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["", "lambda: print('as CSV, which nobody flushes')"])
+def test_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, command: str, unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    before = f"import pagoda_cli.commands as c; c.make_app = lambda _: {command}" if command else ""
+    with Path("/dev/full").open("wb") as full:
+        ended = ended_pagoda(["--version"], before=before, stdout=full)
+
+    assert ended == (1, "pagoda: cannot write: No space left on device\n")
