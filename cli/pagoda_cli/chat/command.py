@@ -1,6 +1,7 @@
 """The `pagoda chat` command: talk to a model in the terminal, or ask one thing from a script."""
 
 import asyncio
+import io
 import sys
 from typing import Annotated, Any
 
@@ -50,6 +51,8 @@ def chat(
     )
     console = Console(highlight=False, soft_wrap=True)
     notes = Console(highlight=False, soft_wrap=True, stderr=True)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # who says what is no text is told so
     if not message and sys.stdin.isatty():
         _converse(conversation, console, notes, is_verbose=verbose)
         return

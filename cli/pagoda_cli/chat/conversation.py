@@ -54,7 +54,8 @@ class Conversation:
         """Say `text` and yield the reply's pieces; both enter the history only if it ends well.
 
         Raises:
-            ChatError: no connection, a refusal, a broken stream or no end within the time limit.
+            ChatError: no text, no connection, a refusal, a broken stream or no end within the time
+                limit.
         """
         self.last = ChatReply()
         question = {"role": "user", "content": text}
@@ -73,7 +74,7 @@ class Conversation:
                     "stream_options": {"include_usage": True},
                     **self.options,
                 }
-                async for piece in self._stream(session, orjson.dumps(body)):
+                async for piece in self._stream(session, _encoded(body)):
                     yield piece
         except EndpointError as error:
             raise ChatError(str(error)) from error
@@ -102,6 +103,13 @@ class Conversation:
                     reply.text += piece
                     yield piece
             reply.e2e_seconds = time.perf_counter() - start
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:  # bytes of a terminal, a file or an argument
+        raise ChatError("what was said is not UTF-8: convert it first, as iconv does") from error
 
 
 def _take(reply: ChatReply, chunk: dict[str, Any]) -> str:

@@ -27,7 +27,7 @@ def server(shared_server: OpenAiServer) -> OpenAiServer:
     return shared_server
 
 
-def invoke(*arguments: str, stdin: str = "") -> Any:
+def invoke(*arguments: str, stdin: str | bytes = "") -> Any:
     app = typer.Typer()
     app.command()(chat)
     return CliRunner().invoke(app, list(arguments), input=stdin, env={"PAGODA_HOME": "none"})
@@ -51,6 +51,21 @@ def test_empty_standard_input_is_refused(server: OpenAiServer) -> None:
     result = invoke("--url", server.url, stdin="\n")
     assert result.exit_code == 2
     assert "nothing to ask" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [((), b"\xff\xfe"), (("-m", "\udcff"), b""), (("--system", "\udcff"), b"x")],
+)
+def test_what_is_not_utf8_is_said(
+    server: OpenAiServer, arguments: tuple[str, ...], stdin: bytes
+) -> None:
+    result = invoke("--url", server.url, *arguments, stdin=stdin)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "pagoda chat: what was said is not UTF-8: convert it first, as iconv does\n"
+    )
+    assert not server.bodies
 
 
 def test_options_reach_the_request(server: OpenAiServer) -> None:
