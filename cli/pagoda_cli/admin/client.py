@@ -69,9 +69,11 @@ class AdminClient:
             query["after"] = answer["data"][-1][id_name]
 
 
-def quoted(name: str) -> str:
-    """Return a name as one part of a path."""
-    return urllib.parse.quote(name, safe="")
+def path_of(nouns: str, name: str) -> str:
+    """Return the path of one of the `nouns`; ends the command for a name that no path can hold."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        _fail(f"there is no {nouns.removesuffix('s')} {name!r}")
+    return f"{nouns}/{urllib.parse.quote(name, safe='')}"
 
 
 def as_json(value: object, *, indented: bool = True) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.numbers import number_up_to
 from pagoda_cli.admin.tables import moment, print_table
 from pagoda_cli.admin.tier_option import NewTier, given
@@ -88,21 +88,21 @@ def rotate(
 ) -> None:
     """Create a key that takes another's place, and print it; for a while both work."""
     body = {"overlap_seconds": round(overlap_hours * HOUR_SECONDS)}
-    answer = AdminClient(url).ask("POST", f"keys/{quoted(key_id)}/rotate", body)
+    answer = AdminClient(url).ask("POST", f"{path_of('keys', key_id)}/rotate", body)
     _show_new(answer, json_output=json_output)
 
 
 @app.command()
 def update(key_id: KeyId, tier: NewTier, url: Url = "") -> None:
     """Give a key another tier, or none."""
-    AdminClient(url).ask("PATCH", f"keys/{quoted(key_id)}", {"tier": given(tier)})
+    AdminClient(url).ask("PATCH", path_of("keys", key_id), {"tier": given(tier)})
     typer.echo(f"{key_id} has the tier {tier}")
 
 
 @app.command()
 def revoke(key_id: KeyId, url: Url = "") -> None:
     """Make a key useless, on every gateway and for ever."""
-    key = AdminClient(url).ask("DELETE", f"keys/{quoted(key_id)}")
+    key = AdminClient(url).ask("DELETE", path_of("keys", key_id))
     typer.echo(f"{key['id']} of tenant {key['tenant']} is revoked")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagoda_cli.admin.client import PAGE, AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import PAGE, AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.tables import amount, print_table, unix_seconds
 
 app = typer.Typer(no_args_is_help=True)
@@ -142,7 +142,7 @@ def _whole_check(client: AdminClient, tenant: str) -> dict[str, Any]:
     num_checked = cost = 0
     query: dict[str, Any] = {"limit": PAGE}
     while True:
-        path = f"chains/{quoted(tenant)}?{urllib.parse.urlencode(query)}"
+        path = f"{path_of('chains', tenant)}?{urllib.parse.urlencode(query)}"
         check = client.ask("GET", path)
         num_checked += check["checked"]
         cost += check["cost_micros"]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.tables import moment, print_table
 from pagoda_cli.admin.tier_option import NewTier, given
 
@@ -30,7 +30,7 @@ def create(
 def update(organisation: Organisation, tier: NewTier, url: Url = "") -> None:
     """Give an organisation another tier, or none."""
     body = {"tier": given(tier)}
-    AdminClient(url).ask("PATCH", f"organisations/{quoted(organisation)}", body)
+    AdminClient(url).ask("PATCH", path_of("organisations", organisation), body)
     typer.echo(f"organisation {organisation} has the tier {tier}")
 
 

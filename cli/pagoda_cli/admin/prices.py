@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.numbers import amount_up_to
 from pagoda_cli.admin.tables import amount, moment, print_table, unix_seconds
 
@@ -93,5 +93,5 @@ def withdraw(
     url: Url = "",
 ) -> None:
     """Take back a price that has not begun."""
-    price = AdminClient(url).ask("DELETE", f"prices/{quoted(price_id)}")
+    price = AdminClient(url).ask("DELETE", path_of("prices", price_id))
     typer.echo(f"{price['id']} of {price['model']} is withdrawn")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.tables import moment, print_table
 from pagoda_cli.admin.tier_option import NewTier, given
 
@@ -33,7 +33,7 @@ def create(
 @app.command()
 def update(tenant: Tenant, tier: NewTier, url: Url = "") -> None:
     """Give a tenant another tier, or none."""
-    AdminClient(url).ask("PATCH", f"tenants/{quoted(tenant)}", {"tier": given(tier)})
+    AdminClient(url).ask("PATCH", path_of("tenants", tenant), {"tier": given(tier)})
     typer.echo(f"tenant {tenant} has the tier {tier}")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, quoted
+from pagoda_cli.admin.client import AdminClient, AsJson, Url, as_json, path_of
 from pagoda_cli.admin.numbers import MICROS, amount_up_to
 from pagoda_cli.admin.tables import print_table
 
@@ -79,7 +79,7 @@ def update(
     if on_limit is not None:
         body["on_limit"] = on_limit.value
     body |= _weight(weight)
-    _show(AdminClient(url).ask("PATCH", f"tiers/{quoted(tier)}", body), json_output=json_output)
+    _show(AdminClient(url).ask("PATCH", path_of("tiers", tier), body), json_output=json_output)
 
 
 @app.command("list")
@@ -119,7 +119,7 @@ def list_tiers(url: Url = "", json_output: AsJson = False) -> None:
 @app.command()
 def delete(tier: Tier, url: Url = "") -> None:
     """Delete a tier that nobody has."""
-    AdminClient(url).ask("DELETE", f"tiers/{quoted(tier)}")
+    AdminClient(url).ask("DELETE", path_of("tiers", tier))
     typer.echo(f"tier {tier} is deleted")
 
 

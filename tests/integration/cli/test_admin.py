@@ -97,7 +97,11 @@ async def test_tenants_are_listed_over_pages(
     ("arguments", "key", "message"),
     [
         (("keys", "create", "--tenant", "no"), ADMIN_KEY, "there is no tenant 'no'"),
-        (("keys", "revoke", "a/../b?c"), ADMIN_KEY, "HTTP 404"),
+        (("keys", "revoke", "b?c"), ADMIN_KEY, "HTTP 404: there is no API key 'b?c'"),
+        (("keys", "revoke", ""), ADMIN_KEY, "there is no key ''"),
+        (("keys", "revoke", "../tenants/default"), ADMIN_KEY, "no key '../tenants/default'"),
+        (("keys", "rotate", "a/b"), ADMIN_KEY, "there is no key 'a/b'"),
+        (("tiers", "delete", "..\udcff"), ADMIN_KEY, r"there is no tier '..\udcff'"),
         (("keys", "list"), "wrong-key-0123456789", "HTTP 401: Incorrect key"),
         (("keys", "list"), "", "set PAGODA_GATEWAY_ADMIN_KEY"),
         (("keys", "list", "--url", "http://127.0.0.1:9"), ADMIN_KEY, "http://127.0.0.1:9/admin"),
