@@ -40,9 +40,9 @@ def balance(
     json_output: AsJson = False,
 ) -> None:
     """Show what tenants have used and what it cost, ever or within some UTC days."""
-    balances = list(
-        AdminClient(url).each("balances", tenant=tenant, since=_day(since), until=_day(until))
-    )
+    client = AdminClient(url)
+    _check(client, tenant, since, until)
+    balances = list(client.each("balances", tenant=tenant, since=_day(since), until=_day(until)))
     if json_output:
         typer.echo(as_json(balances))
         return
@@ -67,6 +67,7 @@ def export(
 ) -> None:
     """Write receipts to stdout, page by page, however many there are."""
     client = AdminClient(url)
+    _check(client, tenant, since, until)
     receipts = _receipts(client, tenant, since, until)
     if as_csv:
         _write_csv(receipts)
@@ -107,6 +108,19 @@ def reconcile(
         f"{answer['reconciled']} requests closed from workers' records, {answer['lost']} lost "
         f"(no worker knew them), {answer['open']} open"
     )
+
+
+def _check(
+    client: AdminClient, tenant: str, since: datetime | None, until: datetime | None
+) -> None:
+    """Refuse a tenant that there never was, and days of which none counts."""
+    if since is not None and until is not None and since >= until:
+        raise typer.BadParameter(
+            f"{_day(until)} is the first day that does not count, so it comes after --since",
+            param_hint="--until",
+        )
+    if tenant and not any(client.each("balances", tenant=tenant)):
+        client.ask("GET", path_of("tenants", tenant))
 
 
 def _tenants(client: AdminClient, tenant: str) -> list[str]:

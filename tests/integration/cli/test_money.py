@@ -84,6 +84,16 @@ async def test_balances_are_the_sums_of_receipts(
     assert json.loads((await pagoda(running, *before)).stdout) == []
 
 
+@pytest.mark.parametrize("command", ["balance", "export"])
+async def test_nobody_and_no_day_are_refused(running: Running, command: str) -> None:
+    unknown = await pagoda(running, "ledger", command, "--tenant", "nobody", code=1)
+    assert unknown.stderr == "pagoda: HTTP 404: there is no tenant 'nobody'\n"
+    await pagoda(running, "ledger", command, "--tenant", "default")  # has used nothing
+    days = ("--since", "2026-11-02", "--until", "2026-11-02")
+    refused = await pagoda(running, "ledger", command, *days, code=2)
+    assert "--until: 2026-11-02" in refused.stderr
+
+
 @pytest.mark.parametrize("page", [2, 1000])
 async def test_export_has_every_receipt_once(
     running: Running,
