@@ -130,7 +130,9 @@ class StreamConsumer(Generic[M]):
         batch: int,
         message_type: type[M],
         handler: Callable[[list[M]], Awaitable[None]],
+        on_missing: Callable[[], None],
     ) -> None:
+        """Make a consumer; `on_missing` is called whenever there is no such stream."""
         assert config.durable_name
         self._client = client
         self._jetstream = client.jetstream(timeout=5)
@@ -140,6 +142,7 @@ class StreamConsumer(Generic[M]):
         self._batch = batch
         self._message_type = message_type
         self._handler = handler
+        self._on_missing = on_missing
         self._name = f"{stream}/{self._durable}"
         self._failures = FailureLog(self._name)
         self._num_together = batch  # messages that are handed on at once
@@ -353,6 +356,8 @@ class StreamConsumer(Generic[M]):
         except nats.js.errors.BadRequestError as error:
             raise StreamError(self._name, str(error)) from error
         except nats.errors.Error as error:
+            if isinstance(error, nats.js.errors.NotFoundError):
+                self._on_missing()
             raise StreamError(self._name, str(error) or repr(error)) from error
 
     async def _reply_all(self, messages: list[Msg], verdict: bytes) -> None:

@@ -1,16 +1,17 @@
-"""Notices a stream that takes nothing, says so at once, and brings it back when it can.
+"""Notices a stream that takes nothing or is gone, says so at once, and brings it back when it can.
 
 nats-server keeps the first write error of a stream (its disk was full) until the stream is made
 anew or the server starts again: it goes on to acknowledge nothing, with space back or not. So,
 once a probe stream shows that the disk takes writes again, the stream is made anew; one whose
 messages matter only when every one of them was acknowledged, and while nothing can come in. One
 process does so at a time, and only one of the stream's owners, who may change streams
-(`permissions`): those who write it and notice tell them. Knows streams by their configuration;
-knows no message.
+(`permissions`): those who write it and notice tell them. The others see by the time at which the
+server made it that it was done. Knows streams by their configuration; knows no message.
 """
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import logging
 import time
@@ -48,6 +49,7 @@ _LEASE = StreamConfig(
     max_age=LEASE_SECONDS,
     duplicate_window=LEASE_SECONDS,
 )
+_GONE = "it is gone, and is made anew"
 _EXPECT_NONE = {"Nats-Expected-Last-Subject-Sequence": "0"}
 
 
@@ -55,6 +57,7 @@ _EXPECT_NONE = {"Nats-Expected-Last-Subject-Sequence": "0"}
 class _Watched:
     config: StreamConfig
     is_ours: bool
+    created: datetime.datetime | None = None  # by the server's clock, the stream that is known here
     made_at: float = field(default_factory=time.monotonic)
     trouble: str = ""
     task: asyncio.Task[None] | None = None
@@ -76,21 +79,21 @@ class StreamRepair:
     async def own(self, config: StreamConfig) -> None:
         """Look after a stream that was made here, and hear of those who write it."""
         name = config.name or ""
-        self._streams[name] = _Watched(config, is_ours=True)
+        created = (await self._jetstream.stream_info(name)).created
+        self._streams[name] = _Watched(config, is_ours=True, created=created)
         if name not in self._heard:
             self._heard.add(name)
             on_wanted = functools.partial(self._on_wanted, name)
             await self._client.subscribe(wanted_subject(name), queue="owners", cb=on_wanted)
 
     async def _on_wanted(self, name: str, message: Msg) -> None:
-        """Repair a stream that somebody found silent; say when that has been done.
+        """Repair a stream that somebody found silent or gone; say when that has been done.
 
         Somebody may have no case: nothing that matters is lost then, and not often.
         """
         watched = self._streams[name]
         is_well = time.monotonic() - watched.made_at < MADE_SECONDS
-        if not is_well:
-            self._begin(watched, is_silent=True)
+        self._begin(watched, is_silent=not is_well)
         if is_inbox(message.reply):
             await self._client.publish(message.reply, IS_WELL if is_well else b"")
 
@@ -109,6 +112,12 @@ class StreamRepair:
         watched = self._find(subject)
         if watched is not None:
             self._begin(watched, is_silent)
+
+    def miss(self, name: str) -> None:
+        """Have a stream made that was not there for its reader, if it is looked after here."""
+        watched = self._streams.get(name)
+        if watched is not None:
+            self._begin(watched, is_silent=False)
 
     def _begin(self, watched: _Watched, is_silent: bool) -> None:
         if watched.task is None or watched.task.done():
@@ -140,10 +149,9 @@ class StreamRepair:
 
     async def _is_well(self, watched: _Watched, is_silent: bool) -> bool:
         name = watched.config.name or ""
-        try:
-            info = await self._jetstream.stream_info(name)
-        except nats.js.errors.NotFoundError:
-            info = None  # deleted by an attempt that could not make it anew
+        info = await self._info(name)
+        if self._is_new(watched, info):
+            return True  # another owner has been at it
         if info is not None and _is_full(info):
             limit = info.config.max_bytes
             self._set_trouble(
@@ -152,7 +160,7 @@ class StreamRepair:
                 "it takes messages again once its consumer has caught up",
             )
             return False
-        if not is_silent:
+        if info is not None and not is_silent:
             return True  # it answers, and has room
         if not watched.is_ours:
             is_there = info is not None
@@ -160,17 +168,33 @@ class StreamRepair:
             is_well = await self._owner_says_well(name)
             return is_there and is_well
         if not watched.trouble:
-            self._set_trouble(watched, _not_stored())
+            self._set_trouble(watched, _GONE if info is None else _not_stored())
         if not await self._take_lease(name):
             return False
         try:
-            await self._probe_disk()
-            is_done = await self._make_anew(watched.config, info)
-            if is_done:
-                watched.made_at = time.monotonic()
-            return is_done
+            return await self._repair(watched, is_gone=info is None)
         finally:
             await self._jetstream.purge_stream(LEASE_STREAM, subject=lease_subject(name))
+
+    async def _info(self, name: str) -> StreamInfo | None:
+        with contextlib.suppress(nats.js.errors.NotFoundError):
+            return await self._jetstream.stream_info(name)
+        return None  # it was deleted, maybe by an attempt that could not make it anew
+
+    async def _repair(self, watched: _Watched, *, is_gone: bool) -> bool:
+        """Make an owned stream anew, as the only owner; return whether it is new, or back."""
+        info = await self._info(watched.config.name or "")
+        if self._is_new(watched, info) or (is_gone and info is not None):
+            return True
+        await self._probe_disk()
+        return self._is_new(watched, await self._make_anew(watched.config, info))
+
+    def _is_new(self, watched: _Watched, info: StreamInfo | None) -> bool:
+        """Return whether an owned stream was made since it was last looked at, here or not."""
+        if not watched.is_ours or info is None or info.created == watched.created:
+            return False
+        watched.created, watched.made_at = info.created, time.monotonic()
+        return True
 
     async def _owner_says_well(self, name: str) -> bool:
         try:
@@ -202,7 +226,13 @@ class StreamRepair:
         finally:
             await self._jetstream.delete_stream(PROBE_STREAM)
 
-    async def _make_anew(self, config: StreamConfig, info: StreamInfo | None) -> bool:
+    async def _make_anew(self, config: StreamConfig, info: StreamInfo | None) -> StreamInfo | None:
+        """Return the new stream, or None: not all of the old one was acknowledged.
+
+        Args:
+            config: of both.
+            info: of the old one; None: it is gone.
+        """
         name = config.name or ""
         if info is not None:
             # From here on nothing comes in, so that nothing stored meanwhile is lost.
@@ -210,11 +240,12 @@ class StreamRepair:
             await self._jetstream.update_stream(closed)
             if config.discard is DiscardPolicy.NEW and not await self._is_applied(name):
                 await self._jetstream.update_stream(config)
-                return False
+                return None
             await self._jetstream.delete_stream(name)
-        await self._jetstream.add_stream(config)
-        logger.warning("JetStream %s was made anew after a write error of NATS", name)
-        return True
+        made = await self._jetstream.add_stream(config)
+        cause = "it was gone" if info is None else "after a write error of NATS"
+        logger.warning("JetStream %s was made anew: %s", name, cause)
+        return made
 
     async def _is_applied(self, name: str) -> bool:
         """Wait a while until everything in the stream was acknowledged; return whether it was."""

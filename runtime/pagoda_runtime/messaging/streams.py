@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -164,7 +165,8 @@ class Streams:
 
         A batch is acknowledged when the handler returned, and comes again about a second after it
         raised. `in_order`: one message at a time across all replicas, each after the one before was
-        acknowledged. Messages that cannot be decoded are logged and dropped.
+        acknowledged. Messages that cannot be decoded are logged and dropped. A stream that is gone
+        later has its owner make it anew.
 
         `trim_seconds`: acknowledged messages leave the stream, about this often; None: they stay.
         Only for a stream that nobody else reads. (Work-queue retention would do the same, but the
@@ -180,6 +182,7 @@ class Streams:
             batch=batch,
             message_type=message_type,
             handler=handler,
+            on_missing=functools.partial(self._repair.miss, stream),
         )
         await consumer.open()
         tasks = [self._tasks.start(consumer.run(), name=f"consume {stream}/{durable}")]
