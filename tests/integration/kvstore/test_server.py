@@ -95,12 +95,14 @@ async def test_what_nobody_reads_takes_bounded_memory(
     await put(stub, blocks)
     request = kv_store_pb2.GetRequest(kv_identity=IDENTITY, block_hashes=b"".join(hashes))
 
-    async def get_until_refused() -> None:
-        while True:  # until what is on the way fills the connection
-            await get(stub, hashes)
-
+    unread = []
     async with grpc_channel(endpoint, token="secret") as channel:
-        unread = [stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS) for _ in range(8)]
+
+        async def get_until_refused() -> None:
+            while True:  # until what is on the way fills the connection; these may be refused, too
+                unread.append(stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS))
+                await get(stub, hashes)
+
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await get_until_refused()
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
