@@ -136,7 +136,6 @@ def test_an_endpoint_that_is_none_ends_a_command_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["", "lambda: print('as CSV, which nobody flushes')"])
 def test_a_full_disk_is_one_line(
