@@ -16,12 +16,13 @@ from typing import Any, Generic
 import grpc.aio
 from opentelemetry.context import Context
 
-from pagoda.rpc.v1 import adapter_pb2, kv_event_pb2, status_pb2
+from pagoda.rpc.v1 import adapter_pb2, status_pb2
 from pagoda.rpc.v1.usage_pb2 import UsageRecord
 from pagoda_engine import Engine, EngineLoad, KvSource, Reservation, StepCost, StepResult
 from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.kv_events import KvEventPublisher
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.ticks import next_tick
@@ -40,7 +41,7 @@ from pagoda_worker.telemetry.gpu_metrics import register_gpu_metrics
 from pagoda_worker.telemetry.metrics import WorkerMetrics
 from pagoda_worker.telemetry.spans import StageRecorder
 from pagoda_worker.telemetry.step_timeline import StepTimeline
-from pagoda_worker.tiers.kv_events import KvEventPublisher
+from pagoda_worker.tiers.device_blocks import DeviceBlocks
 from pagoda_worker.tiers.lower_tiers import LowerTiers
 from pagoda_worker.tiers.resident_blocks import ParentHashes, ResidentBlocks
 from pagoda_worker.usage_records import UsageRecorder
@@ -48,7 +49,8 @@ from pagoda_worker.usage_records import UsageRecorder
 logger = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.25
-EVENT_SECONDS = 5.0
+USAGE_SECONDS = 5.0
+KV_EVENT_INTERVAL_SECONDS = 0.15
 FLUSH_SECONDS = 2.0
 NUM_COPY_THREADS = 2
 DEADLINE_PASSED = "the request's deadline has passed"
@@ -160,10 +162,13 @@ class Worker(Generic[S]):
             on_dropped=metrics.usage_records_dropped.inc,
             clock=clock,
         )
+        self._blocks = DeviceBlocks()
         self._kv_events = KvEventPublisher(
-            self._publish_event,
+            bus,
+            self._blocks,
             worker_id=identity.worker_id,
             epoch=identity.epoch,
+            interval_seconds=KV_EVENT_INTERVAL_SECONDS,
             kv_identity=model.kv_identity,
         )
         self._loop: EngineLoop[Engine] = EngineLoop(
@@ -200,12 +205,7 @@ class Worker(Generic[S]):
             tasks: gets the background loops; one that fails ends the service.
         """
         self._role = handler
-        self.bus.watch_stream(subjects.KV_EVENTS_STREAM, [subjects.KV_EVENTS_ALL])
-        await self.bus.subscribe(
-            subjects.kv_snapshot(self.identity.worker_id),
-            kv_event_pb2.KvSnapshotRequest,
-            self._kv_events.on_snapshot_request,
-        )
+        await self._kv_events.listen()
         self._loop.start()
         try:
             await self.adapters.start()
@@ -363,7 +363,8 @@ class Worker(Generic[S]):
         if num_tokens:
             self.metrics.decode_tokens.inc(num_tokens)
         self._timeline.end(result.stats)
-        self._kv_events.add((block_hash for block_hash, _ in result.stored), result.evicted)
+        if self._blocks.add((block_hash for block_hash, _ in result.stored), result.evicted):
+            self._kv_events.wake()
         self.tiers.offer(result.stored, result.evicted)
         self._count(result)
 
@@ -443,20 +444,12 @@ class Worker(Generic[S]):
         )
         metrics.transfer_bytes_per_second.set_function(lambda: self.speed.transfer.per_second)
 
-    async def _publish_event(self, event: kv_event_pb2.KvEvent, message_id: str) -> None:
-        await self.bus.publish_durable(
-            subjects.kv_events(self.identity.worker_id),
-            event,
-            message_id=message_id,
-            timeout_seconds=EVENT_SECONDS,
-        )
-
     async def _publish_usage(self, record: UsageRecord, message_id: str) -> None:
         await self.bus.publish_durable(
             subjects.USAGE_SEQUENCES,
             record,
             message_id=message_id,
-            timeout_seconds=EVENT_SECONDS,
+            timeout_seconds=USAGE_SECONDS,
             context=Context(),
         )
 

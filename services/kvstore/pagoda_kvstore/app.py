@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2_grpc, status_pb2
+from pagoda.rpc.v1 import kv_store_pb2_grpc, status_pb2
 from pagoda_formats.control_groups import memory_limit
 from pagoda_kvstore import metrics
 from pagoda_kvstore.change_log import ChangeLog, TierName
 from pagoda_kvstore.config import KvstoreSettings
-from pagoda_kvstore.event_publisher import EventPublisher
+from pagoda_kvstore.held_blocks import HeldBlocks
 from pagoda_kvstore.server import KvStoreServicer
 from pagoda_kvstore.store import BlockStore
 from pagoda_kvstore.tiers.memory import MemoryTier
@@ -20,7 +21,7 @@ from pagoda_kvstore.tiers.nvme_folder import first_free_folder
 from pagoda_kvstore.tiers.pins import Pins
 from pagoda_runtime import identity
 from pagoda_runtime.errors import SettingsError
-from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging.kv_events import KvEventPublisher
 from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
@@ -134,21 +135,17 @@ async def _serve(
             ),
         ) as port,
     ):
-        bus.watch_stream(subjects.KV_EVENTS_STREAM, [subjects.KV_EVENTS_ALL])
-        publisher = EventPublisher(
+        publisher = KvEventPublisher(
             bus,
-            store,
+            HeldBlocks(store),
             worker_id=worker_id,
             epoch=epoch,
             interval_seconds=settings.event_interval_seconds,
             snapshot_interval_seconds=settings.snapshot_interval_seconds,
         )
-        store.changes.on_change = publisher.notify
-        await bus.subscribe(
-            subjects.kv_snapshot(worker_id),
-            kv_event_pb2.KvSnapshotRequest,
-            publisher.on_snapshot_request,
-        )
+        wake = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, publisher.wake)
+        store.changes.on_change = wake
+        await publisher.listen()
         heartbeat = Heartbeat(bus, lambda: _status(store, worker_id, epoch, context.stop.is_set()))
         tasks = [
             context.tasks.create_task(publisher.run()),

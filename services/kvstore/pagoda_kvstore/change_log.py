@@ -29,10 +29,10 @@ class ChangeLog:
 
     def __init__(self) -> None:
         # Called after the first change since everything was taken, in whichever thread made it.
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._changes: dict[TierName, dict[bytes, bool]] = {tier: {} for tier in TierName}
-        self.has_overflowed = False
+        self._has_overflowed = False
 
     def add(self, tier: TierName, block_hash: bytes, is_stored: bool) -> None:
         """Note one change."""
@@ -42,15 +42,21 @@ class ChangeLog:
             changes[block_hash] = is_stored
             if len(changes) > _MAX_CHANGES:
                 changes.clear()
-                self.has_overflowed = True
+                self._has_overflowed = True
         if is_first:
             self.on_change()
 
-    def take(self, tier: TierName) -> TierChanges:
-        """Return the changes of a tier since the last call, and forget them."""
+    def take(self) -> dict[TierName, TierChanges] | None:
+        """Return each tier's changes since the last call, and forget them; None if too many."""
         with self._lock:
-            changes, self._changes[tier] = self._changes[tier], {}
-        return TierChanges(
-            stored=tuple(block_hash for block_hash, is_stored in changes.items() if is_stored),
-            evicted=tuple(block_hash for block_hash, is_stored in changes.items() if not is_stored),
-        )
+            taken, self._changes = self._changes, {tier: {} for tier in TierName}
+            has_overflowed, self._has_overflowed = self._has_overflowed, False
+        if has_overflowed:
+            return None
+        return {
+            tier: TierChanges(
+                stored=tuple(h for h, is_stored in changes.items() if is_stored),
+                evicted=tuple(h for h, is_stored in changes.items() if not is_stored),
+            )
+            for tier, changes in taken.items()
+        }

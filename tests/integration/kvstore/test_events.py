@@ -12,11 +12,12 @@ from support.stored_blocks import make_block, make_hash
 from pagoda.rpc.v1 import kv_event_pb2
 from pagoda_kvstore.app import open_store
 from pagoda_kvstore.config import KvstoreSettings
-from pagoda_kvstore.event_publisher import EventPublisher
+from pagoda_kvstore.held_blocks import HeldBlocks
 from pagoda_kvstore.store import BlockStore
 from pagoda_runtime import identity
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.kv_events import KvEventPublisher
 
 pytestmark = pytest.mark.integration
 
@@ -51,10 +52,10 @@ async def events(bus: Bus) -> AsyncIterator[asyncio.Queue[kv_event_pb2.KvEvent]]
     await subscription.unsubscribe()
 
 
-def make_publisher(bus: Bus, store: BlockStore, now: list[float]) -> EventPublisher:
-    return EventPublisher(
+def make_publisher(bus: Bus, store: BlockStore, now: list[float]) -> KvEventPublisher:
+    return KvEventPublisher(
         bus,
-        store,
+        HeldBlocks(store),
         worker_id=identity.new_worker_id("kvstore"),  # message ids are known to the server
         epoch="e1",
         interval_seconds=0.01,
@@ -96,7 +97,7 @@ async def test_snapshot_of_many_parts_is_published_when_asked_for(
     events: asyncio.Queue[kv_event_pb2.KvEvent],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pagoda_kvstore.event_publisher._MAX_HASHES", 1)
+    monkeypatch.setattr("pagoda_runtime.messaging.kv_events.MAX_HASHES", 1)
     now = [0.0]
     publisher = make_publisher(bus, store, now)
     for name in "abc":
@@ -126,7 +127,8 @@ async def test_changes_are_published_by_themselves(
     bus: Bus, store: BlockStore, events: asyncio.Queue[kv_event_pb2.KvEvent]
 ) -> None:
     publisher = make_publisher(bus, store, [0.0])
-    store.changes.on_change = publisher.notify
+    loop = asyncio.get_running_loop()
+    store.changes.on_change = lambda: loop.call_soon_threadsafe(publisher.wake)
     task = asyncio.create_task(publisher.run())
     store.put(make_block("z"))
     seen = b""

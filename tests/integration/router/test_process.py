@@ -22,9 +22,10 @@ from pagoda.rpc.v1 import kv_event_pb2, route_pb2, status_pb2
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.kv_events import KvEventPublisher
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
-from pagoda_worker.tiers.kv_events import KvEventPublisher
+from pagoda_worker.tiers.device_blocks import DeviceBlocks
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -136,26 +137,18 @@ async def test_places_by_heartbeats_and_by_prefix(router: ServiceProcess, bus: B
 @contextlib.asynccontextmanager
 async def holding(bus: Bus, worker_id: str, numbers: Iterable[int]) -> AsyncIterator[None]:
     """A worker that holds these blocks and says so, also when it is asked."""
-
-    async def publish_event(event: kv_event_pb2.KvEvent, message_id: str) -> None:
-        await publish(bus, event, message_id)
-
+    blocks = DeviceBlocks()
+    blocks.add(hashes(numbers), [])
     publisher = KvEventPublisher(
-        publish_event, worker_id=worker_id, epoch="e1", kv_identity=IDENTITY
+        bus, blocks, worker_id=worker_id, epoch="e1", interval_seconds=0.15, kv_identity=IDENTITY
     )
-    publisher.add(hashes(numbers), [])
-    subscription = await bus.subscribe(
-        subjects.kv_snapshot(worker_id),
-        kv_event_pb2.KvSnapshotRequest,
-        publisher.on_snapshot_request,
-    )
+    await publisher.listen()
     task = asyncio.create_task(publisher.run())
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
-        await subscription.unsubscribe()
 
 
 async def test_index_is_rebuilt_from_the_workers_and_a_dead_redis_is_survived(
@@ -166,7 +159,7 @@ async def test_index_is_rebuilt_from_the_workers_and_a_dead_redis_is_survived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the stream remembers is not needed: it is emptied first."""
-    monkeypatch.setattr("pagoda_worker.tiers.kv_events.SNAPSHOT_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("pagoda_runtime.messaging.kv_events.SNAPSHOT_PAUSE_SECONDS", 0.1)
     client = Redis.from_url(common.redis_url)
     async with beating(bus, *WORKERS), holding(bus, "prefill-1", range(7)):
         await until_placed(bus)

@@ -130,7 +130,9 @@ async def test_changes_say_what_each_tier_gained_and_lost(store: BlockStore) -> 
     for name in "abcdef":
         store.put(make_block(name))
     await flush(store)
-    cpu, nvme = store.changes.take(TierName.CPU), store.changes.take(TierName.NVME)
+    changes = store.changes.take()
+    assert changes is not None
+    cpu, nvme = changes[TierName.CPU], changes[TierName.NVME]
     assert set(cpu.stored) == {make_hash(name) for name in "bcdef"}
     assert set(cpu.evicted) == {make_hash("a")}
     assert set(nvme.stored) == {make_hash(name) for name in "abcdef"}
