@@ -22,6 +22,9 @@ def main() -> None:
     except CommandError as error:
         print(f"pagoda: {error}", file=sys.stderr)
         sys.exit(WRONG_USE)
+    except UnicodeEncodeError as error:  # bytes of the command line stand in text as halves of it
+        print(f"pagoda: {error.object!a} is not UTF-8", file=sys.stderr)
+        sys.exit(WRONG_USE)
     except BrokenPipeError:  # who reads our output has seen enough
         _forget_output()
         sys.exit(FAILED)

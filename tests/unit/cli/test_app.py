@@ -12,6 +12,7 @@ from pagoda_cli.commands import COMMANDS, make_app
 MEMBERS = ("pagoda_runtime", "pagoda_gateway", "pagoda_router", "pagoda_worker", "pagoda_engine")
 SERVICES = ("torch", "fastapi", "sqlalchemy", "redis", "nats", "grpc", *MEMBERS)
 HEAVY = ("torch", "nats", "grpc", "aiohttp", "uvicorn", "redis", "sqlalchemy")
+NOWHERE = "http://127.0.0.1:9"
 
 
 def test_help_lists_every_command() -> None:
@@ -122,9 +123,10 @@ def ended_pagoda(
         (["ledger", "balance"], "x\r", "PAGODA_GATEWAY_ADMIN_KEY has spaces, control characters"),
         (["chat", "-m", "hi", "--api-key", "ü"], "", "--api-key has spaces, control characters"),
         (["bench", "--api-key", "ü", "-n", "2"], "", "--api-key has spaces, control characters"),
+        (["keys", "list", "--url", NOWHERE, "--tenant", "\udcff"], "k", r"'\udcff' is not UTF-8"),
     ],
 )
-def test_an_endpoint_that_is_none_ends_a_command_with_one_line(
+def test_what_cannot_be_asked_ends_a_command_with_one_line(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], admin_key: str, line: str
 ) -> None:
     monkeypatch.setenv("PAGODA_GATEWAY_ADMIN_KEY", admin_key)
