@@ -127,6 +127,8 @@ class LimitedConnection(PacedConnection):
         was_in_body = self._is_in_body
         self._num_head_bytes += len(data)
         super().parse(data)
+        if self.is_deaf:  # it was refused
+            return
         if self._is_idle:  # uvicorn's own timer ended with the first byte
             self._wait_on(was_in_body)
         if self._is_in_head and (
@@ -152,7 +154,7 @@ class LimitedConnection(PacedConnection):
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
         BodyPipe(self.cycle, self.transport).enter(self.scope)  # type: ignore[arg-type]
-        JoinedHead.enter(self.cycle)
+        JoinedHead.enter(self.cycle, self._close)
 
     def on_message_complete(self) -> None:
         """What comes next is another head."""
@@ -169,8 +171,9 @@ class LimitedConnection(PacedConnection):
         if self._is_idle:
             self._wait()
             is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
-            if self._is_in_body and (is_chunked or self.is_ending):
-                self._drop_body()
+            is_last = self.is_ending or not self.cycle.keep_alive
+            if self._is_in_body and (is_chunked or is_last):
+                self._end_this_side()
 
     def end_reuse(self) -> None:
         """End with the answer that is on its way, or now, unless a request may just have been sent.
@@ -181,7 +184,7 @@ class LimitedConnection(PacedConnection):
         if not self._is_idle:
             self.shutdown()  # once that is over
         elif self._is_in_body:
-            self._drop_body()
+            self._end_this_side()
         elif self.waiting.get(self, math.inf) <= latest:
             self.transport.close()
 
@@ -208,8 +211,17 @@ class LimitedConnection(PacedConnection):
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    def _close(self) -> None:
+        """Close behind an answer, unless it came early: `on_response_complete` reads on then.
+
+        A connection that is closed while its client sends ends with a reset, by which many clients
+        lose an answer that they have not read.
+        """
+        if not (self._is_idle and self._is_in_body):
+            self.transport.close()
+
     def _refuse(self, reason: _Refusal) -> None:
-        """Answer and close; within another answer's bytes nothing can be said."""
+        """Answer and end; within another answer's bytes nothing can be said."""
         metrics.RESPONSES.labels("unknown", str(int(reason[0]))).inc()
         current = self._current
         # One that is complete was the last request's, unless this is still that one's body.
@@ -220,7 +232,11 @@ class LimitedConnection(PacedConnection):
         )
         if not has_begun:
             self.transport.write(_answer(*reason))
-        self.transport.close()
+        if has_begun or not self._is_idle:
+            self.transport.close()
+        else:
+            self._wait()
+            self._end_this_side()
 
     def _close_oldest(self) -> bool:
         """Close the one that waits longest; not if its request or its answer is on its way."""
@@ -238,8 +254,7 @@ class LimitedConnection(PacedConnection):
     def _turn_away(self) -> None:
         """Answer before there is a request, which is then not read but dropped.
 
-        Were the connection closed before that came, its end would be a reset, by which many clients
-        lose an answer that they have not read.
+        Were the connection closed before that came, its end would be a reset.
         """
         metrics.CONNECTIONS_OVER_LIMIT.labels("refused").inc()
         self.connections.discard(self)  # it has no place among them
@@ -252,8 +267,8 @@ class LimitedConnection(PacedConnection):
         self.transport.write_eof()
         self._head_timer = self.loop.call_later(LEAVE_SECONDS, self.transport.abort)
 
-    def _drop_body(self) -> None:
-        """Drop the rest of a body that was answered early: to find its end costs more than to read.
+    def _end_this_side(self) -> None:
+        """Drop the rest of what was answered early: to find its end costs more than to read.
 
         The client can send on, has its answer, and sees that this side of the connection has ended.
         """

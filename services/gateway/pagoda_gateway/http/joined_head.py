@@ -4,6 +4,7 @@ Each write is a packet, and wakes the client: the head alone tells it nothing th
 """
 
 import asyncio
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -13,15 +14,15 @@ _INTERIM = b"HTTP/1.1 100 "  # who waits for it has a body to send; the answer's
 class JoinedHead:
     """The connection's transport, as one cycle writes to it."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport, self._close = transport, close
         self._head: bytes | None = None
         self._is_first = True
 
     @classmethod
-    def enter(cls, cycle: RequestResponseCycle) -> None:
-        """Have a cycle that has written nothing yet write by this."""
-        cycle.transport = cls(cycle.transport)  # type: ignore[assignment]
+    def enter(cls, cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
+        """Have a cycle that has written nothing yet write by this, and end by `close`."""
+        cycle.transport = cls(cycle.transport, close)  # type: ignore[assignment]
 
     def write(self, data: bytes) -> None:
         """Write; what comes first waits for what comes next, until the event loop's next turn."""
@@ -38,9 +39,9 @@ class JoinedHead:
         return self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection behind what was written."""
+        """Have the connection end behind what was written."""
         self._write_head()
-        self._transport.close()
+        self._close()
 
     def _write_head(self) -> None:
         if self._head is not None:

@@ -32,7 +32,7 @@ class Connection:
         self.transport = transport
         self.reader = reader
         self.writes: list[bytes] = []
-        self.head = JoinedHead(cast(asyncio.Transport, self))
+        self.head = JoinedHead(cast(asyncio.Transport, self), self.close)
 
     def write(self, data: bytes) -> None:
         self.writes.append(data)

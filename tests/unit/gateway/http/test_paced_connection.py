@@ -27,7 +27,8 @@ from pagoda_gateway.http.server import HttpServer, http_server, listen
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 PIECE = b"x" * 1000
-CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -225,11 +226,11 @@ async def time_of_a_head(server: Server) -> None:
     writer.close()
 
 
-async def answered_early(server: Server, *, length: int | None) -> Client:
+async def answered_early(server: Server, *, length: int | None, first: bytes = POST) -> Client:
     """Return a connection whose request has its answer, and a body still to come."""
     server.waits.set()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    sized = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (length or 0)
+    sized = first + b"content-length: %d\r\n\r\n" % (length or 0)
     writer.write(CHUNKED if length is None else sized)
     assert await answer(reader) == digest(b"")
     return reader, writer
@@ -323,6 +324,26 @@ async def test_a_server_that_ends_reads_such_a_body_on_and_takes_no_other_reques
             await writer.drain()
         assert len(server.http.server_state.connections) == 1
         writer.close()
+
+
+@pytest.mark.parametrize("first", [b"POST / HTTP/1.0\r\n", POST + b"connection: close\r\n"])
+@pytest.mark.parametrize("behind", [b"", GET])
+async def test_a_last_request_that_was_answered_early_is_read_on(
+    first: bytes, behind: bytes
+) -> None:
+    async with serving(reads=False) as server:
+        reader, writer = await answered_early(server, length=1_000_000, first=first)
+        assert await reader.read() == b""  # this side has ended
+        for _ in range(1000):
+            writer.write(PIECE)
+            await writer.drain()
+        writer.write(behind)
+        await writer.drain()
+        assert len(server.http.server_state.connections) == 1
+        writer.close()
+        while server.http.server_state.connections:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert len(server.headers) == 1
 
 
 @pytest.mark.parametrize("num_bytes", [70_000, 150_000, 300_000, 1_000_000])
