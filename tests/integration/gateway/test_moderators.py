@@ -130,6 +130,22 @@ async def test_nothing_is_streamed_before_it_is_judged(
             assert text_of(asking.result()) == ""
 
 
+async def test_running_usage_counts_what_is_judged(
+    start: Start, bus: Bus, model_folder: Path, tmp_path: Path
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    text = "well, " * 20 + "an evil end"
+    async with moderation_server() as server:
+        file = policy(tmp_path, server, window_chars=40, overlap_chars=8, timeout_seconds=30)
+        async with start(says(bus, model_folder, text), safety_file=file) as running:
+            chunks = await running.events(**asked("hi", stream_options=options, n=2))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] < 2 * len(text)
+    ends = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert ends.count("content_filter") == 2
+
+
 @pytest.mark.parametrize("how", ["status", "silence", "nobody"])
 async def test_a_service_that_cannot_judge(
     start: Start, bus: Bus, model_folder: Path, tmp_path: Path, how: str

@@ -195,7 +195,7 @@ class ChoiceSerializer(Serializer):
     def _usage(self) -> dict[str, Any]:
         generation = self._generation
         num_prompt = generation.num_prompt_tokens
-        num_output = sum(len(sequence.token_ids) for sequence in generation.sequences)
+        num_output = sum(sequence.num_shown for sequence in generation.sequences)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,

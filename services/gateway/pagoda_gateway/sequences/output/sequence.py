@@ -168,7 +168,7 @@ class OutputSequence:
     @property
     def num_shown(self) -> int:
         """Tokens of which nothing is held back of what was read."""
-        if self.guard is None or self._has_read_finish or self._shows_tokens:
+        if self.guard is None or self.is_settled or self._shows_tokens:
             return len(self.token_ids)
         return self._text.num_shown
 

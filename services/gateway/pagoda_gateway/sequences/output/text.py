@@ -13,7 +13,8 @@ class OutputText:
     """Makes text of tokens. Tokens go in with `push`; what can be shown comes out with `read`."""
 
     __slots__ = (
-        "_detokenizer", "_guard", "_held", "_min_tokens", "_num_shown", "_stops", "pieces"
+        "_coming", "_detokenizer", "_guard", "_held", "_min_tokens", "_num_chars", "_num_passed",
+        "_num_shown", "_stops", "pieces",
     )  # fmt: skip
 
     def __init__(
@@ -32,10 +33,14 @@ class OutputText:
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._min_tokens = options.min_tokens
         self._guard = guard
-        # Where a guard may hold text back: (tokens, characters that the guard had then) of those
-        # that the client may not have yet, and how many tokens it has.
+        # Tokens that the client may not have yet: (how many, where their text ends) of those whose
+        # text its guard has not got, for half a character or for what may be a stop string, (how
+        # many, as many characters it had with them) of the others; and how many the client has.
+        self._coming: deque[tuple[int, int]] = deque()
         self._held: deque[tuple[int, int]] = deque()
         self._num_shown = 0
+        self._num_chars = 0
+        self._num_passed = 0  # of them, to the guard
         self.pieces: list[str] = []  # that nobody has read
 
     @property
@@ -65,14 +70,17 @@ class OutputText:
     def push(self, token_id: int, num_tokens: int, *, hide: bool) -> None:
         """Take a token, with which the output has so many; `hide`: it has no text."""
         text = "" if hide else self._detokenizer.push(token_id)
-        if text:
-            self._show(self._stops.push(text) if num_tokens > self._min_tokens else text)
+        self._num_chars += len(text)
         if self._guard is not None:
-            self._held.append((num_tokens, self._guard.num_taken))
+            is_within = not text and not hide  # a character, or it has no text: as its successor
+            self._coming.append((num_tokens, self._num_chars + is_within))
+        self._show(self._stops.push(text) if num_tokens > self._min_tokens else text)
 
     def show_rest(self) -> None:
         """Show what was held back for a stop string; no token will follow."""
-        self._show(self._stops.push(self._detokenizer.flush()))
+        rest = self._detokenizer.flush()
+        self._num_chars += len(rest)
+        self._show(self._stops.push(rest))
         if self._stops.matched is None:
             self._show(self._stops.flush())
 
@@ -90,6 +98,14 @@ class OutputText:
         return "".join(pieces)
 
     def _show(self, text: str) -> None:
-        if text and self._guard is not None:
-            text = self._guard.push(text)
+        guard = self._guard
+        if guard is not None:
+            start, num_taken_before = self._num_passed, guard.num_taken
+            self._num_passed += len(text)
+            text = guard.push(text) if text else ""
+            num_taken = guard.num_taken
+            while self._coming and self._coming[0][1] <= self._num_passed:
+                num_tokens, end = self._coming.popleft()
+                within = max(0, end - start)  # of this text; a guard takes no marks of calls
+                self._held.append((num_tokens, min(num_taken_before + within, num_taken)))
         self.add(text)

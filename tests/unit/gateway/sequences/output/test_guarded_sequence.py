@@ -1,5 +1,6 @@
 """A sequence whose text goes through a guard: frames may be cut, repeated and lost as ever."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable
@@ -21,18 +22,18 @@ OPTIONS = OutputOptions(
     skip_special_tokens=True, return_token_ids=False, tokens_as_ids=False,
 )  # fmt: skip
 
-Make = Callable[[str], OutputSequence]
+Make = Callable[..., OutputSequence]
 
 
 @pytest.fixture
 def make(tokenizer: ModelTokenizer) -> Make:
-    def make_sequence(action: str) -> OutputSequence:
+    def make_sequence(action: str, stops: tuple[str, ...] = ()) -> OutputSequence:
         rule = RuleSettings.model_validate({"name": "r", "action": action, "deny": ["damns?"]})
         return OutputSequence(
             index=0,
             prompt=Prompt((5, 6, 7), None, b"", ()),
             sampling=pb.SamplingParams(max_tokens=100),
-            options=OPTIONS,
+            options=dataclasses.replace(OPTIONS, stops=stops),
             tokenizer=tokenizer,
             on_change=lambda _: None,
             gap_timeout_seconds=60,
@@ -109,6 +110,24 @@ def test_what_is_held_back_is_not_shown(make: Make, tokenizer: ModelTokenizer) -
     # "damn" may become "damns": until something else comes it is held, and "damns" is not.
     ends = list(itertools.accumulate(num_tokens))
     assert shown == [ends[0], ends[0], ends[0], ends[3], ends[3], ends[5]]
+
+
+@pytest.mark.parametrize("stop", ["o damn é and never", "damn é and two dam!", " é?", "x"])
+def test_what_may_be_a_stop_string_is_not_shown_when_a_rule_ends_the_output(
+    make: Make, tokenizer: ModelTokenizer, stop: str
+) -> None:
+    ids = tokenizer.encode("oh so damn é and two damns", add_special_tokens=False)
+    sequence = make("block", (stop,))
+    for index, token_id in enumerate(ids):
+        sequence.take(pb.Frame(first_index=index, token_ids=[token_id]))
+        if sequence.is_finished:
+            break
+    delta = sequence.read()
+    assert delta is not None
+    assert (delta.text, delta.finish_reason) == ("oh so ", "content_filter")
+    shown = tokenizer.decode(sequence.token_ids, skip_special_tokens=True)
+    following = tokenizer.decode(ids[: len(sequence.token_ids) + 1], skip_special_tokens=True)
+    assert len(shown) <= len(delta.text) < len(following)
 
 
 @pytest.mark.parametrize("action", ["redact", "block"])
