@@ -168,12 +168,16 @@ class LimitedConnection(PacedConnection):
         if self.pipeline:
             self._current = self.pipeline[-1][0]
         super().on_response_complete()
-        if self._is_idle:
-            self._wait()
+        if not self._is_idle:
+            return
+        self._wait()
+        if self._is_in_body:
+            self._unset_keepalive_if_required()
             is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
-            is_last = self.is_ending or not self.cycle.keep_alive
-            if self._is_in_body and (is_chunked or is_last):
+            if is_chunked or self.is_ending or not self.cycle.keep_alive:
                 self._end_this_side()
+            elif self._head_timer is None:
+                self._watch_rest()
 
     def end_reuse(self) -> None:
         """End with the answer that is on its way, or now, unless a request may just have been sent.

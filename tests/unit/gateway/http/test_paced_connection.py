@@ -292,15 +292,22 @@ async def test_a_body_that_was_answered_early_may_come_for_long(
 
 
 @pytest.mark.parametrize("length", [1 << 40, None])
-@pytest.mark.parametrize("limit", ["MAX_DISCARDED_BYTES", "MIN_BYTES_PER_SECOND", None])
+@pytest.mark.parametrize(
+    ("limit", "num_pieces"),
+    [("MAX_DISCARDED_BYTES", 1), ("MIN_BYTES_PER_SECOND", 1), (None, 1), (None, 0)],
+)
 async def test_a_body_that_was_answered_early_has_bounds(
-    soon: None, monkeypatch: pytest.MonkeyPatch, length: int | None, limit: str | None
+    soon: None,
+    monkeypatch: pytest.MonkeyPatch,
+    length: int | None,
+    limit: str | None,
+    num_pieces: int,
 ) -> None:
     if limit:
         monkeypatch.setattr(connection, limit, {"MAX": 2000, "MIN": 1 << 50}[limit[:3]])
     async with serving(reads=False) as server:
         _, writer = await answered_early(server, length=length)
-        writer.write(PIECE)
+        writer.write(PIECE * num_pieces)
         if limit:
             with pytest.raises(ConnectionError):
                 await send_until(writer, PIECE, asyncio.Future())
