@@ -45,7 +45,8 @@ def _memory(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
                 used_bytes = int((group / used).read_text())
             except (OSError, ValueError):
                 continue
-            yield limit_bytes, used_bytes - _cached_bytes(group / "memory.stat", prefix)
+            cached_bytes = _cached_bytes(group / "memory.stat", prefix)
+            yield limit_bytes, max(0, used_bytes - cached_bytes)
 
 
 def _cached_bytes(stat: Path, prefix: str) -> int:
@@ -76,7 +77,7 @@ def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[Path]:
     there is passed over.
     """
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = os.fsdecode((proc / "self" / "cgroup").read_bytes()).splitlines()
     except OSError:
         lines = ["0::/"]
     for line in lines:
@@ -84,7 +85,8 @@ def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[Path]:
         if not controllers:
             mount = cgroup / "unified" if (cgroup / "unified").is_dir() else cgroup
         elif controller in controllers.split(","):
-            mount = cgroup / controller
+            joined = cgroup / controllers  # as "cpu,cpuacct", to which "cpu" may be a link
+            mount = joined if joined.is_dir() else cgroup / controller
         else:
             continue
         inside = PurePosixPath(name.lstrip("/"))

@@ -51,6 +51,18 @@ def test_cached_files_are_left(groups: Path) -> None:
     assert of(groups) == (100 * MIB, 70 * MIB)
 
 
+def test_more_cached_files_than_use_are_no_more_than_the_limit(groups: Path) -> None:
+    write(groups / "self", cgroup="0::/")
+    write_v2(groups, 100 * MIB, 90 * MIB, cached=300 * MIB)
+    assert of(groups) == (100 * MIB, 100 * MIB)
+
+
+def test_a_name_may_be_any_bytes(groups: Path) -> None:
+    (groups / "self" / "cgroup").write_bytes(b"0::/\xff.slice\n")
+    write_v2(groups / "\udcff.slice", 100 * MIB, 90 * MIB)
+    assert of(groups) == (100 * MIB, 10 * MIB)
+
+
 def test_a_group_that_is_over_its_limit_has_nothing_left(groups: Path) -> None:
     write(groups / "self", cgroup="0::/")
     write_v2(groups, MIB, 2 * MIB)
@@ -112,8 +124,9 @@ def test_a_quota_of_time_bounds_processors(groups: Path, quota: str, wanted: int
 
 @pytest.mark.parametrize(("quota", "wanted"), [("50000", 1), ("250000", 3), ("-1", 8)])
 @pytest.mark.usefixtures("processors")
-def test_a_quota_of_v1_bounds_them_too(groups: Path, quota: str, wanted: int) -> None:
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+def test_a_quota_of_v1_bounds_them_too(groups: Path, mount: str, quota: str, wanted: int) -> None:
     write(groups / "self", cgroup="2:cpu,cpuacct:/a")
-    write(groups / "cpu" / "a", cpu__cfs_quota_us=quota, cpu__cfs_period_us="100000")
+    write(groups / mount / "a", cpu__cfs_quota_us=quota, cpu__cfs_period_us="100000")
     assert num_processors(groups, groups) == wanted
     assert num_processors(groups / "none", groups / "none") == 8
