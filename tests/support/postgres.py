@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,30 @@ import psycopg
 
 from support.servers import START_SECONDS, Server, free_port
 
+# All rows are again those that were kept, and all sequences begin anew: to make a database, of
+# hundreds of files, or tables takes far longer. Without triggers, so that their order is any.
+REMEMBER = """
+DO $$ DECLARE t record; BEGIN
+    CREATE SCHEMA kept;
+    FOR t IN SELECT relname FROM pg_class
+        WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+    LOOP EXECUTE format('CREATE TABLE kept.%1$I AS TABLE public.%1$I', t.relname); END LOOP;
+END $$
+"""
+RESTORE = """
+DO $$ DECLARE t record; BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR t IN SELECT relname FROM pg_class
+        WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+    LOOP
+        EXECUTE format('DELETE FROM public.%I', t.relname);
+        EXECUTE format('INSERT INTO public.%1$I SELECT * FROM kept.%1$I', t.relname);
+    END LOOP;
+    FOR t IN SELECT sequencename, start_value FROM pg_sequences WHERE schemaname = 'public'
+    LOOP PERFORM setval(format('public.%I', t.sequencename)::regclass, t.start_value, false);
+    END LOOP;
+END $$
+"""
 # It need not survive a power cut, and does not wait for a disk.
 QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_buffers=16MB")
 
@@ -33,12 +57,32 @@ class Postgres:
 
     server: Server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _prepared: list[str] = field(default_factory=list)
 
     def new_database(self) -> str:
         """Make an empty database; return its URL."""
         name = f"test_{next(self._numbers)}"
         self._execute(f"CREATE DATABASE {name}")
         return f"{self.server.url}/{name}"
+
+    @contextlib.contextmanager
+    def lent(self, prepare: Callable[[str], object]) -> Iterator[str]:
+        """Yield the URL of a database as `prepare`, always the same, leaves one: perhaps used.
+
+        Its rows may be changed, no more: they are restored afterwards, and connections ended.
+        """
+        if self._prepared:
+            url = self._prepared.pop()
+        else:
+            prepare(url := self.new_database())
+            self._execute(REMEMBER, url)
+        yield url
+        name = url.rsplit("/", 1)[1]
+        self._execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
+        self._execute(RESTORE, url)
+        self._prepared.append(url)
 
     def shut_out(self, url: str) -> None:
         """Break all connections to a database, and let nobody in."""
@@ -61,8 +105,8 @@ class Postgres:
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         )
 
-    def _execute(self, statement: str) -> None:
-        with psycopg.connect(f"{self.server.url}/postgres", autocommit=True) as connection:
+    def _execute(self, statement: str, url: str = "") -> None:
+        with psycopg.connect(url or f"{self.server.url}/postgres", autocommit=True) as connection:
             connection.execute(statement)
 
 

@@ -1,13 +1,15 @@
 """A tiny tokenizer for every gateway test; a database of each kind for those that need one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from support.tiny_tokenizer import write_model_folder
 
-from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.accounts.database import Database, database_address, open_database
+from pagoda_gateway.accounts.migrate import migrate
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
@@ -43,14 +45,35 @@ def maker(tokenizer: ModelTokenizer, model_folder: Path) -> PromptMaker:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of a test's database."""
+    return str(request.param)
+
+
+@pytest.fixture
+def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty database, `database`'s where a test asks for both."""
+    if kind == "sqlite":
         return f"sqlite:///{tmp_path}/home/ledger.sqlite"
     new: str = request.getfixturevalue("postgres").new_database()
     return new
 
 
+@pytest.fixture
+def database_url(kind: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """`url`, or where a test does not ask for it, of a database that others have used."""
+    if kind == "sqlite" or "url" in request.fixturenames:
+        yield request.getfixturevalue("url")
+    else:
+        with request.getfixturevalue("postgres").lent(_migrated) as lent:
+            yield lent
+
+
 @pytest_asyncio.fixture
-async def database(url: str) -> AsyncIterator[Database]:
-    async with open_database(url) as opened:
+async def database(database_url: str) -> AsyncIterator[Database]:
+    async with open_database(database_url) as opened:
         yield opened
+
+
+def _migrated(url: str) -> None:
+    migrate(sa.create_engine(database_address(url), poolclass=sa.NullPool))
