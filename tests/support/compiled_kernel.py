@@ -116,6 +116,11 @@ def resources_of(cubin: bytes) -> dict[str, int]:
     return {name: int(value) for name, value in found}
 
 
+def hands_over(ptx: str) -> bool:
+    """Whether it has `HAND_OVER`, for which only kernels with its atomic are searched."""
+    return "atom.global.gpu.acq_rel" in ptx and bool(HAND_OVER.search(ptx))
+
+
 def compile_launch(
     kernel: Any, args: Sequence[Any], kwargs: dict[str, Any], capability: int, **labels: Any
 ) -> Facts:
@@ -141,7 +146,7 @@ def compile_launch(
         "copies_bulk": "cp.async.bulk.tensor" in compiled.asm["ptx"],
         "warp_group_mma": "wgmma.mma_async" in compiled.asm["ptx"],
         "copied_per_cycle": round(max((x.bytes_per_cycle for x in loops), default=0.0), 1),
-        "hands_over": bool(HAND_OVER.search(compiled.asm["ptx"])),
+        "hands_over": hands_over(compiled.asm["ptx"]),
         **resources_of(compiled.asm["cubin"]),
     }
 
