@@ -181,10 +181,10 @@ def test_tags_in_a_text_take_time_by_their_number() -> None:
 def test_values_without_tags_take_time_by_their_number() -> None:
     def seconds(num: int) -> float:
         text = f"<function=go>{''.join(f'<parameter=k{i}>x' for i in range(num))}</function>"
-        started = time.perf_counter()
+        started = time.process_time()
         ((_, arguments),) = read(text)[1]
         assert len(json.loads(arguments)) == num
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     assert seconds(16_000) < 12 * min(seconds(4_000) for _ in range(3))
 
