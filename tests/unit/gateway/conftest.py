@@ -1,5 +1,6 @@
 """A tiny tokenizer for every gateway test; a database of each kind for those that need one."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -59,13 +60,26 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return new
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger that nobody has used, closed."""
+    path = tmp_path_factory.mktemp("migrated") / "ledger.sqlite"
+    _migrate(f"sqlite:///{path}")
+    return path
+
+
 @pytest.fixture
-def database_url(kind: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """`url`, or where a test does not ask for it, of a database that others have used."""
-    if kind == "sqlite" or "url" in request.fixturenames:
+def database_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """`url`, or where a test does not ask for it, of a database that was migrated before."""
+    if "url" in request.fixturenames:
         yield request.getfixturevalue("url")
+    elif kind == "sqlite":
+        (tmp_path / "home").mkdir(mode=0o700)
+        copy = tmp_path / "home" / "ledger.sqlite"
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), copy)
+        yield f"sqlite:///{copy}"
     else:
-        with request.getfixturevalue("postgres").lent(_migrated) as lent:
+        with request.getfixturevalue("postgres").lent(_migrate) as lent:
             yield lent
 
 
@@ -75,5 +89,5 @@ async def database(database_url: str) -> AsyncIterator[Database]:
         yield opened
 
 
-def _migrated(url: str) -> None:
+def _migrate(url: str) -> None:
     migrate(sa.create_engine(database_address(url), poolclass=sa.NullPool))
