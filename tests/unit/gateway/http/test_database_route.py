@@ -1,6 +1,7 @@
 """What a client is told when the database of accounts takes nothing."""
 
 import sqlite3
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -11,13 +12,14 @@ from pagoda_gateway.http.routes.database_route import database_answers
 
 
 @pytest.fixture
-def full_database() -> sa.Engine:
+def full_database() -> Iterator[sa.Engine]:
     """A real one, whose file may not grow."""
     engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE t (x)"))
         connection.execute(sa.text("PRAGMA max_page_count = 2"))
-    return engine
+    yield engine
+    engine.dispose()
 
 
 def test_a_full_disk_is_named(full_database: sa.Engine) -> None:
