@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,9 @@ class Postgres:
 
     server: Server
     _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _prepared: list[str] = field(default_factory=list)
+    _prepared: defaultdict[Callable[[str], object], list[str]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def new_database(self) -> str:
         """Make an empty database; return its URL."""
@@ -67,12 +70,12 @@ class Postgres:
 
     @contextlib.contextmanager
     def lent(self, prepare: Callable[[str], object]) -> Iterator[str]:
-        """Yield the URL of a database as `prepare`, always the same, leaves one: perhaps used.
+        """Yield the URL of a database as `prepare` leaves one, perhaps used by others that did so.
 
         Its rows may be changed, no more: they are restored afterwards, and connections ended.
         """
-        if self._prepared:
-            url = self._prepared.pop()
+        if prepared := self._prepared[prepare]:
+            url = prepared.pop()
         else:
             prepare(url := self.new_database())
             self._execute(REMEMBER, url)
@@ -82,7 +85,7 @@ class Postgres:
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         )
         self._execute(RESTORE, url)
-        self._prepared.append(url)
+        self._prepared[prepare].append(url)
 
     def shut_out(self, url: str) -> None:
         """Break all connections to a database, and let nobody in."""

@@ -147,7 +147,7 @@ class RoleHandler(SequenceHandler[S]):
             return Refusal(generate_pb2.ADMIT_STATUS_CANCELLED, "it was cancelled before it came")
         if message.adapter and not worker.adapters.has(message.adapter):
             return Refusal(
-                generate_pb2.ADMIT_STATUS_OVERLOADED,
+                generate_pb2.ADMIT_STATUS_NOT_LOADED,
                 f"worker {worker.identity.worker_id} has no adapter {message.adapter.hex()}",
             )
         others = worker.sequences.attempts(message.request_id, [message.sequence_index])

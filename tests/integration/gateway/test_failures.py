@@ -211,7 +211,12 @@ async def test_client_that_leaves_frees_the_worker_that_came_after_one_that_gave
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(pb.ADMIT_STATUS_OVERLOADED, 429), (pb.ADMIT_STATUS_DRAINING, 503)]
+    ("status", "code"),
+    [
+        (pb.ADMIT_STATUS_OVERLOADED, 429),
+        (pb.ADMIT_STATUS_DRAINING, 503),
+        (pb.ADMIT_STATUS_NOT_LOADED, 503),
+    ],
 )
 async def test_refusing_worker_is_replaced_and_three_refusals_are_an_answer(
     start: Start, bus: Any, status: Any, code: int

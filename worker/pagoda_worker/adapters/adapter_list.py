@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pagoda_engine.adapters.adapter_folder import CONFIG_NAME, WEIGHTS_NAME
 from pagoda_runtime.messaging import subjects
 from pagoda_worker.errors import AdapterRefusedError
 
@@ -39,17 +40,20 @@ class AdapterList:
         """Return the folder of an adapter: `path`, relative or not, below the list's own.
 
         Raises:
-            AdapterRefusedError: it is elsewhere, links followed.
+            AdapterRefusedError: it or one of its files is elsewhere, links followed.
         """
         if "\0" in path:
             raise AdapterRefusedError("lora_path has a zero byte")
         try:
             found = (self.folder / path).resolve()
+            files = [(found / name).resolve() for name in (CONFIG_NAME, WEIGHTS_NAME)]
         except (OSError, RuntimeError) as error:
             raise AdapterRefusedError(f"lora_path {path[:200]!r} cannot be followed") from error
-        if not found.is_relative_to(self.folder) or found == self.folder:
+        is_below = all(each.is_relative_to(self.folder) for each in (found, *files))
+        if not is_below or found == self.folder:
             raise AdapterRefusedError(
-                f"lora_path is {path[:200]!r}, must be below the workers' PAGODA_ADAPTER_DIR"
+                f"lora_path is {path[:200]!r}, must be below the workers' PAGODA_ADAPTER_DIR, and "
+                "so must what its links lead to"
             )
         return found
 

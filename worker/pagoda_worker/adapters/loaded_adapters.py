@@ -127,8 +127,8 @@ class LoadedAdapters:
 
     async def _load_listed(self, name: str, path: str) -> bytes:
         listed = self._the_list()
-        folder = await asyncio.to_thread(listed.resolve, path)
-        async with self._changing:
+        async with self._changing:  # at once: an unload that comes behind it stays behind it
+            folder = await asyncio.to_thread(listed.resolve, path)
             was_here = name in self._by_name
             digest = await self._load(name, folder, is_fixed=False)
             try:

@@ -110,11 +110,25 @@ async def test_a_list_that_changed_is_followed(
     assert bench.engine.adapters == frozenset()
 
 
+async def test_an_unload_that_comes_behind_a_load_stays_behind_it(bench: Bench) -> None:
+    loaded = bench.loaded()
+    await loaded.start()
+    answers = await asyncio.gather(ask(loaded, "x", "a"), ask(loaded, "x"))
+    assert [answer.status for answer in answers] == [DONE, DONE]
+    assert names(loaded) == []
+    assert AdapterList(bench.folder, "m").read() == {}
+
+
 async def test_what_is_refused(bench: Bench) -> None:
+    (bench.folder / "linked").mkdir()
+    (bench.folder / "linked" / "adapter_config.json").symlink_to("../a/adapter_config.json")
+    weights = bench.folder / "linked" / "adapter_model.safetensors"
+    weights.symlink_to(bench.folder.parent / "model" / "model.safetensors")
     loaded = bench.loaded(x="a")
     await loaded.start()
     for name, path, reason in (
         ("y", "../model", "must be below"),
+        ("y", "linked", "and so must what its links lead to"),
         ("y", "none", "cannot be read"),
         ("x", "b", "other content: unload it first"),
         ("x", "", "PAGODA_ADAPTERS names 'x'"),

@@ -60,6 +60,8 @@ class _AdmitStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AdmitStat
     """its cancellation came first"""
     ADMIT_STATUS_OVERDUE: _AdmitStatus.ValueType  # 6
     """its remaining_seconds passed before it was looked at"""
+    ADMIT_STATUS_NOT_LOADED: _AdmitStatus.ValueType  # 7
+    """its adapter is not here, or no more"""
 
 class AdmitStatus(_AdmitStatus, metaclass=_AdmitStatusEnumTypeWrapper): ...
 
@@ -75,6 +77,8 @@ ADMIT_STATUS_CANCELLED: AdmitStatus.ValueType  # 5
 """its cancellation came first"""
 ADMIT_STATUS_OVERDUE: AdmitStatus.ValueType  # 6
 """its remaining_seconds passed before it was looked at"""
+ADMIT_STATUS_NOT_LOADED: AdmitStatus.ValueType  # 7
+"""its adapter is not here, or no more"""
 Global___AdmitStatus: _TypeAlias = AdmitStatus  # noqa: Y015
 
 class _FinishReason:
