@@ -24,7 +24,10 @@ STAGE = "pagoda_stage_seconds_count"
 
 
 class HeldPrompt:
-    """The engine waits after the second step of a prompt until its handler ends a sequence."""
+    """The engine waits after the second step of a prompt until its handler ends a sequence.
+
+    A prefill worker's handler may find out by a push that fails before it hears of a cancellation.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, role: str) -> None:
         self.is_armed = False  # workers compute some prompts as they start
@@ -47,6 +50,10 @@ class HeldPrompt:
         class Ending(handler):
             def end(self, sequence: Any, error: str) -> None:
                 super().end(sequence, error)
+                ended.set()
+
+            def _forget(self, *arguments: Any, **options: Any) -> None:
+                super()._forget(*arguments, **options)
                 ended.set()
 
         monkeypatch.setattr(Engine, "step", held)
