@@ -101,12 +101,12 @@ def guarded_memory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def quick_interpreter() -> Iterator[None]:
-    """Have the interpreter look its names up once."""
+def waste_nothing() -> Iterator[None]:
+    """Have the interpreter do once what it need not do again."""
     if torch.cuda.is_available():
         yield
         return
-    from support.interpreter_names import names_looked_up_once
+    from support.quick_interpreter import quick_interpreter
 
-    with names_looked_up_once():
+    with quick_interpreter():
         yield
