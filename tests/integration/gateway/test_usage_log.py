@@ -26,7 +26,7 @@ from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import UnavailableError
 from pagoda_runtime.configuration.settings import CommonSettings
-from pagoda_runtime.messaging import subjects
+from pagoda_runtime.messaging import stream_repair, subjects
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
@@ -180,6 +180,8 @@ async def test_requests_flow_while_nats_stores_nothing_and_nothing_is_lost(
 ) -> None:
     """NATS's disk is full; gateway and ledger have another one."""
     monkeypatch.setattr(forwarder, "RETRY_SECONDS", 0.05)
+    # Of a stream that was just made nobody's complaint is heard, as it may be of the one before.
+    monkeypatch.setattr(stream_repair, "MADE_SECONDS", 1.0)
     with nats_server(small_disk.path) as nats:
         common = settings_for(nats, home=tmp_path)
         async with (
