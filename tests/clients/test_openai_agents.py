@@ -16,7 +16,7 @@ def model(server, request):
 
 
 def agent(model, **more):
-    more = {"model_settings": agents.ModelSettings(max_tokens=60), **more}
+    more = {"model_settings": agents.ModelSettings(max_tokens=60, temperature=0), **more}
     return agents.Agent(name="herald", instructions="Be brief.", model=model, **more)
 
 
@@ -42,7 +42,7 @@ async def test_tool_goes_round(model):
         return "none"
 
     tool = agents.function_tool(weather)
-    settings = agents.ModelSettings(max_tokens=60, tool_choice="weather")
+    settings = agents.ModelSettings(max_tokens=60, temperature=0, tool_choice="weather")
     result = await agents.Runner.run(
         agent(model, tools=[tool, news], model_settings=settings), QUESTION, max_turns=8
     )
