@@ -8,6 +8,7 @@ import math
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any, ClassVar
+from weakref import WeakMethod
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -101,6 +102,7 @@ class LimitedConnection(PacedConnection):
         self._head_timer: asyncio.TimerHandle | None = None  # or of a body's rest
         self._read_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
+        self._weak_close = WeakMethod(self._close)  # cycles may live on: this is no part of them
         self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -154,7 +156,7 @@ class LimitedConnection(PacedConnection):
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
         BodyPipe(self.cycle, self.transport).enter(self.scope)  # type: ignore[arg-type]
-        JoinedHead.enter(self.cycle, self._close)
+        JoinedHead.enter(self.cycle, self._weak_close)
 
     def on_message_complete(self) -> None:
         """What comes next is another head."""
@@ -319,18 +321,21 @@ class LimitedConnection(PacedConnection):
 
     def _watch_rest(self) -> None:
         """Have a body that was answered early come as fast as others must, and not for ever."""
-        began, num_before = self.loop.time(), self._num_received
+        self._check_later(self.loop.time(), self._num_received, 0)
 
-        def check(num_last: int) -> None:
-            num_bytes = self._num_received - num_before
-            seconds = REST_SECONDS + num_bytes / MIN_BYTES_PER_SECOND
-            is_late = self.loop.time() >= began + seconds
-            if num_bytes == num_last or num_bytes > MAX_DISCARDED_BYTES or is_late:
-                self.transport.abort()
-            else:
-                self._head_timer = self.loop.call_later(REST_SECONDS, check, num_bytes)
+    def _check_later(self, began: float, num_before: int, num_last: int) -> None:
+        self._head_timer = self.loop.call_later(
+            REST_SECONDS, self._check_rest, began, num_before, num_last
+        )
 
-        self._head_timer = self.loop.call_later(REST_SECONDS, check, 0)
+    def _check_rest(self, began: float, num_before: int, num_last: int) -> None:
+        num_bytes = self._num_received - num_before
+        seconds = REST_SECONDS + num_bytes / MIN_BYTES_PER_SECOND
+        is_late = self.loop.time() >= began + seconds
+        if num_bytes == num_last or num_bytes > MAX_DISCARDED_BYTES or is_late:
+            self.transport.abort()
+        else:
+            self._check_later(began, num_before, num_bytes)
 
     def _watch_reader(self) -> None:
         self._stop_read_timer()

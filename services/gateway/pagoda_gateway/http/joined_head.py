@@ -5,6 +5,7 @@ Each write is a packet, and wakes the client: the head alone tells it nothing th
 
 import asyncio
 from collections.abc import Callable
+from weakref import WeakMethod
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -14,14 +15,14 @@ _INTERIM = b"HTTP/1.1 100 "  # who waits for it has a body to send; the answer's
 class JoinedHead:
     """The connection's transport, as one cycle writes to it."""
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, close: WeakMethod[Callable[[], None]]) -> None:
         self._transport, self._close = transport, close
         self._head: bytes | None = None
         self._is_first = True
 
     @classmethod
-    def enter(cls, cycle: RequestResponseCycle, close: Callable[[], None]) -> None:
-        """Have a cycle that has written nothing yet write by this, and end by `close`."""
+    def enter(cls, cycle: RequestResponseCycle, close: WeakMethod[Callable[[], None]]) -> None:
+        """Have a cycle that has written nothing yet write by this, and end by `close`, if it is."""
         cycle.transport = cls(cycle.transport, close)  # type: ignore[assignment]
 
     def write(self, data: bytes) -> None:
@@ -41,7 +42,8 @@ class JoinedHead:
     def close(self) -> None:
         """Have the connection end behind what was written."""
         self._write_head()
-        self._close()
+        if (close := self._close()) is not None:
+            close()
 
     def _write_head(self) -> None:
         if self._head is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from typing import cast
+from weakref import WeakMethod
 
 import pytest_asyncio
 
@@ -32,7 +33,7 @@ class Connection:
         self.transport = transport
         self.reader = reader
         self.writes: list[bytes] = []
-        self.head = JoinedHead(cast(asyncio.Transport, self), self.close)
+        self.head = JoinedHead(cast(asyncio.Transport, self), WeakMethod(self.close))
 
     def write(self, data: bytes) -> None:
         self.writes.append(data)

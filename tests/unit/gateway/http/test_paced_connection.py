@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import random
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -363,6 +365,24 @@ async def test_the_rest_of_a_body_that_was_answered_is_read(num_bytes: int) -> N
             writer.write(head + b"x" * num_bytes)
             assert await answer(reader) == digest(b"")
         writer.close()
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: close\r\n", b"content-length: 9\r\n"])
+async def test_a_connection_that_has_ended_is_no_garbage(more: bytes) -> None:
+    async with serving(reads=False) as server:
+        server.waits.set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(POST + more + b"\r\n")
+        assert await answer(reader) == digest(b"")
+        connections = server.http.server_state.connections
+        (served,) = [weakref.ref(each) for each in connections] or [lambda: None]
+        gc.disable()
+        try:
+            writer.close()
+            while connections or served() is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize("reads", [True, False])
