@@ -1,4 +1,4 @@
-"""What control groups leave a process: files of Linux's cgroup v2 and v1.
+"""What the host and control groups leave a process: files of Linux's cgroup v2 and v1.
 
 A process is in a group and in all that this one is in; the tightest limit counts. Files that are
 not there, or cannot be read, limit nothing.
@@ -28,6 +28,17 @@ def memory_left(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     Cached files count as left: they go when memory is wanted.
     """
     return min((max(0, limit - used) for limit, used in _memory(proc, cgroup)), default=None)
+
+
+def memory_available(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Return how many bytes the host and the process's groups have left; None: unknown."""
+    try:
+        fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    left = memory_left(proc, cgroup)
+    return available if left is None else min(available, left)
 
 
 def num_processors(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

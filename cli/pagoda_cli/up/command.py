@@ -15,6 +15,7 @@ import typer
 
 from pagoda_cli.up.errors import NotReadyError, StackError
 from pagoda_cli.up.home import OTHERS, load_secrets, lock_home, write_environment
+from pagoda_cli.up.memory import scarce_memory
 from pagoda_cli.up.plan import Plan, make_plan
 from pagoda_cli.up.ports import reachable, require_free
 from pagoda_cli.up.readiness import waiting_for
@@ -49,6 +50,8 @@ def run_up(environ: Mapping[str, str]) -> int:
             contextlib.closing(Stack(plan, load_secrets(plan.home), environ)) as stack,
         ):
             say(stack.disk.explanation)
+            if warning := scarce_memory(plan.topology):
+                say(warning)
             return asyncio.run(_run(plan, stack))
     except (SettingsError, ModelFolderError) as error:
         say(str(error))

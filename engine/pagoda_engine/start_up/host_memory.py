@@ -1,12 +1,6 @@
-"""The host's memory: what this process may still take of it, and a KV pool's share of that.
-
-Linux only; elsewhere nothing is known. Knows numbers and the kernel's files.
-"""
+"""A KV pool's share of the host's memory, and what goes back to the host."""
 
 import ctypes
-from pathlib import Path
-
-from pagoda_formats.control_groups import CGROUP, PROC, memory_left
 
 MIN_POOL_BYTES = 256 * 2**20
 POOL_SHARE = 1 / 8
@@ -31,17 +25,6 @@ def default_pool_bytes(sequence_bytes: int, weight_bytes: int, available_bytes: 
     left = max(0, available_bytes - weight_bytes)
     least = max(min(sequence_bytes, MIN_POOL_BYTES), int(left * SCARCE_SHARE))
     return max(min(MIN_POOL_BYTES, least), min(sequence_bytes, int(left * POOL_SHARE)))
-
-
-def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
-    """Return what the host and this process's control groups have left; None: unknown."""
-    try:
-        fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-    left = memory_left(proc, cgroup)
-    return available if left is None else min(available, left)
 
 
 def give_back_freed() -> None:

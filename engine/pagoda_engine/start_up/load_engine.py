@@ -32,11 +32,7 @@ from pagoda_engine.models.quantization import resolve_quantization
 from pagoda_engine.models.weights.num_bytes import Stored, weight_bytes
 from pagoda_engine.scheduler.sequence_blocks import BlockHasher
 from pagoda_engine.start_up.device_memory import CudaMemory, DeviceMemory
-from pagoda_engine.start_up.host_memory import (
-    available_bytes,
-    default_pool_bytes,
-    give_back_freed,
-)
+from pagoda_engine.start_up.host_memory import default_pool_bytes, give_back_freed
 from pagoda_engine.start_up.memory_budget import MemoryBudget, format_bytes
 from pagoda_engine.start_up.options import EngineOptions
 from pagoda_engine.start_up.phases import StartUp
@@ -50,7 +46,7 @@ from pagoda_engine.start_up.step_limits import (
 )
 from pagoda_engine.start_up.warm_up import warm_engine, warm_kernels
 from pagoda_engine.step.layer_export import OnLayers
-from pagoda_formats.control_groups import memory_left, num_processors
+from pagoda_formats.control_groups import memory_available, memory_left, num_processors
 from pagoda_kernels.native.library import must_be_compiled, native_library
 from pagoda_kernels.native.seats import Seat
 
@@ -187,7 +183,7 @@ class _Loading:
             )
             token_bytes = draft_files.description.kv_bytes_per_token(draft_kv)
             draft_block_bytes = token_bytes * options.block_size
-        host_bytes = available_bytes()
+        host_bytes = memory_available()
         self._memory: DeviceMemory | None = None
         self._budget: MemoryBudget | None = None
         limits = CPU_LIMITS
@@ -268,7 +264,7 @@ class _Loading:
                     utilization=self._options.gpu_memory_utilization,
                     read_buffer_bytes=self._read_buffer_bytes,
                 )
-        pool = self._planner.plan(self._budget, available_bytes(), memory_left())
+        pool = self._planner.plan(self._budget, memory_available(), memory_left())
         logger.info("%s", self._planner.explain(pool, self._budget))
         max_model_len = self._planner.max_model_len(pool)
         if max_model_len < model.max_position_embeddings and not self._options.max_model_len:

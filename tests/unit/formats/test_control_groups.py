@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_formats.control_groups import memory_left, memory_limit, num_processors
+from pagoda_formats.control_groups import (
+    memory_available,
+    memory_left,
+    memory_limit,
+    num_processors,
+)
 
 MIB = 2**20
 V1_UNLIMITED = "9223372036854771712"
@@ -130,3 +135,18 @@ def test_a_quota_of_v1_bounds_them_too(groups: Path, mount: str, quota: str, wan
     write(groups / mount / "a", cpu__cfs_quota_us=quota, cpu__cfs_period_us="100000")
     assert num_processors(groups, groups) == wanted
     assert num_processors(groups / "none", groups / "none") == 8
+
+
+def test_the_smaller_of_host_and_group_is_available(groups: Path) -> None:
+    assert memory_available(groups, groups) is None  # the kernel does not say
+    (groups / "meminfo").write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
+    write(groups / "self", cgroup="0::/")
+    assert memory_available(groups, groups) == 2 * MIB
+    for limit, used, available in (
+        ("max", 0, 2 * MIB),
+        (MIB, MIB // 4, MIB - MIB // 4),
+        (MIB, 2 * MIB, 0),
+        (1024 * MIB, 0, 2 * MIB),
+    ):
+        write_v2(groups, limit, used)
+        assert memory_available(groups, groups) == available

@@ -3,11 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagoda_engine.start_up.host_memory import (
-    available_bytes,
-    default_pool_bytes,
-    give_back_freed,
-)
+from pagoda_engine.start_up.host_memory import default_pool_bytes, give_back_freed
 
 GIB, MIB = 2**30, 2**20
 
@@ -30,24 +26,6 @@ def test_a_pool_holds_the_longest_sequence_within_an_eighth_of_the_memory(
     sequence_bytes: int, weight_bytes: int, available: int | None, wanted: int
 ) -> None:
     assert default_pool_bytes(sequence_bytes, weight_bytes, available) == wanted
-
-
-def write(folder: Path, limit: str, current: str) -> tuple[Path, Path]:
-    (folder / "meminfo").write_text("MemTotal:  4096 kB\nMemAvailable:  2048 kB\n")
-    (folder / "memory.max").write_text(limit)
-    (folder / "memory.current").write_text(current)
-    return folder, folder
-
-
-def test_the_smaller_of_host_and_control_group_counts(tmp_path: Path) -> None:
-    assert available_bytes(*write(tmp_path, "max", "0")) == 2 * MIB
-    assert available_bytes(*write(tmp_path, str(MIB), str(MIB // 4))) == MIB - MIB // 4
-    assert available_bytes(*write(tmp_path, str(MIB), str(2 * MIB))) == 0
-    assert available_bytes(*write(tmp_path, str(GIB), "0")) == 2 * MIB
-
-
-def test_what_the_kernel_does_not_say_is_unknown(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path, tmp_path) is None
 
 
 def test_what_was_freed_between_what_lives_on_is_given_back() -> None:
