@@ -66,6 +66,8 @@ class KvStoreServicer(kv_store_pb2_grpc.KvStoreServiceServicer):
                 if group is None:
                     return
                 await context.write(codec.encode_found(group))
+            except grpc.aio.InternalError:
+                return  # whoever asked has gone
             finally:
                 self._sending.release()
 

@@ -112,6 +112,20 @@ async def test_what_nobody_reads_takes_bounded_memory(
     assert len(await get(stub, hashes)) == 16
 
 
+async def test_who_leaves_in_the_middle_of_a_get_is_no_error(
+    stub: "Stub", endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = [make_block(str(number), num_bytes=1 << 20) for number in range(16)]
+    hashes = [block.key.block_hash for block in blocks]
+    await put(stub, blocks)
+    request = kv_store_pb2.GetRequest(kv_identity=IDENTITY, block_hashes=b"".join(hashes))
+    for _ in range(10):
+        async with grpc_channel(endpoint, token="secret") as channel:
+            await anext(aiter(stub_for(channel).Get(request, timeout=TIMEOUT_SECONDS)))
+    assert len(await get(stub, hashes)) == 16
+    assert not caplog.records
+
+
 async def test_a_get_has_a_deadline(endpoint: str) -> None:
     async with grpc.aio.insecure_channel(endpoint) as channel:
         call = stub_for(channel).Get(
