@@ -1,12 +1,18 @@
 """Conversations, with OpenAI's official client: kept, gone on with, added to."""
 
+import asyncio
 from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
+from integration.gateway.test_batches import content, create, until
+from support.batch_files import answers, jsonl
 from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker, tiny_card
 
+from pagoda_gateway.batches.batch_store import LeaseLostError
+from pagoda_gateway.batches.tables import BATCHES
 from pagoda_gateway.responses import conversations
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -37,6 +43,44 @@ async def test_a_conversation_is_kept_changed_and_deleted(running: Running) -> N
     assert (found.metadata, changed.metadata) == ({"topic": "a"}, {"topic": "b"})
     assert again == changed
     assert (deleted.id, deleted.deleted) == (made.id, True)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_line_that_runs_again_takes_its_turn_once(
+    running: Running, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """As where a gateway was killed after it kept a response and before the line's answer."""
+    batches, prompts, lost = running.gateway.batches, list[str](), asyncio.Event()
+
+    async def lose(batch: sa.RowMapping, *_: Any, **__: Any) -> str:
+        prompts.append(await running.prompt_text())
+        lost.set()
+        raise LeaseLostError(batch["batch_id"])
+
+    def end_lease(connection: sa.Connection) -> None:
+        connection.execute(sa.update(BATCHES).values(lease_unix_seconds=0.0))
+
+    async with running.sdk() as client:
+        made = await client.conversations.create(items=[SAID])
+        body = {**ASKED, "conversation": made.id, "store": is_stored, "temperature": 0}
+        line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+        with monkeypatch.context() as patches:
+            patches.setattr(batches, "record", lose)
+            batch = await create(client, jsonl(line), "/v1/responses")
+            await asyncio.wait_for(lost.wait(), 60)
+        before = await client.conversations.items.list(made.id)
+        await running.gateway.ledger.database.call(end_lease)
+        batches.change.set()
+        batch = await until(client, batch)
+        (answer,) = answers(await content(client, batch.output_file_id))
+        after = await client.conversations.items.list(made.id)
+        assert await running.prompt_text() == prompts[0]
+        said = {"type": "item_reference", "id": answer["response"]["body"]["output"][0]["id"]}
+        if is_stored:
+            await client.responses.create(**{**ASKED, "input": [said, SAID]})
+    assert answer["response"]["status_code"] == 200
+    assert len(before.data) == 3
+    assert after.data == before.data
 
 
 async def test_responses_go_on_with_it_and_add_to_it(running: Running) -> None:

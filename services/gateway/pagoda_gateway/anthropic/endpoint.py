@@ -35,7 +35,9 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
         super().__init__(chats)
         self._chats = chats
 
-    async def translate(self, sent: MessagesBody, _tenant: str) -> Translated[ChatBody]:
+    async def translate(
+        self, sent: MessagesBody, _tenant: str, _request_id: str = ""
+    ) -> Translated[ChatBody]:
         """Return the chat that the body asks for."""
         body = _Chat.model_construct(
             **_conversation(sent),

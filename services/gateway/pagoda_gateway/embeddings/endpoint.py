@@ -54,7 +54,9 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingsBody, CompletionBody]):
     object_id_prefix = "embd-"
     schema = EmbeddingsBody
 
-    async def translate(self, sent: EmbeddingsBody, _tenant: str) -> Translated[CompletionBody]:
+    async def translate(
+        self, sent: EmbeddingsBody, _tenant: str, _request_id: str = ""
+    ) -> Translated[CompletionBody]:
         """Return the completion whose prompts are the inputs."""
         body = _Inputs.model_construct(
             model=sent.model,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import orjson
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable, refusal
 from pagoda_gateway.errors import StorageFullError, UnavailableError
@@ -219,7 +220,10 @@ class DatabaseResponseStore(ResponseStore):
             new, self._new = self._new, []
             rows = [row for row, _ in new]
             try:
-                total = await self._call(partial(self._add, rows))
+                try:
+                    total = await self._call(partial(self._add, rows))
+                except IntegrityError:  # of a batch's line that runs again: see ADR 16
+                    total = await self._call(partial(self._put_again, rows))
             except Exception as error:
                 for _, written in new:
                     if not written.done():
@@ -236,6 +240,13 @@ class DatabaseResponseStore(ResponseStore):
         for row in rows:
             grown[row["tenant"]] += row["num_bytes"]
         return self._grow(connection, grown)
+
+    def _put_again(self, rows: list[_Row], connection: sa.Connection) -> int:
+        """As `_add`, in place of those of the same tenants and ids; the last of several counts."""
+        latest = {row["object_id"]: row for row in rows}
+        for object_id, row in latest.items():
+            self._delete(connection, self._own(row["tenant"], object_id))
+        return self._add([*latest.values()], connection)
 
     def _grow(self, connection: sa.Connection, num_bytes: Mapping[str, int]) -> int:
         """Count so many bytes more of each tenant; return those of all."""

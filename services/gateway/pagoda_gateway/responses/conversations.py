@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
-from pagoda_gateway.responses.input_items import listed, with_ids
+from pagoda_gateway.responses.input_items import listed, with_ids, without_turn
 from pagoda_gateway.responses.kept import ResponseStore, Value
 from pagoda_runtime.identity import new_ulid
 
@@ -127,16 +127,36 @@ class Conversations:
         return added
 
     async def go_on(
-        self, tenant: str, conversation_id: str | None, items: Sequence[Item], response_id: str
+        self,
+        tenant: str,
+        conversation_id: str | None,
+        items: Sequence[Item],
+        response_id: str,
+        *,
+        num_asked: int,
     ) -> None:
-        """Add what a response answered and said, if it has a conversation that is still there.
+        """Add what a response was asked and answered, if its conversation is still there.
+
+        What it has added before, when it ran under a gateway that was killed, goes.
+
+        Args:
+            tenant: whose conversation.
+            conversation_id: None: it has none.
+            items: the first `num_asked` of them were asked.
+            response_id: of the response.
+            num_asked: see `items`.
 
         Raises:
             StorageFullError: there would be too many, or they would be too large.
         """
         if conversation_id is not None:
             longer = _longer_by(items, response_id, self._max_bytes)
-            await self._store.change(tenant, conversation_id, longer)
+
+            def longer_once(value: Value) -> Value:
+                before = without_turn(value["items"], response_id, num_asked)
+                return longer({**value, "items": before})
+
+            await self._store.change(tenant, conversation_id, longer_once)
 
     async def remove(self, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
         """Delete one of its items; return the conversation.

@@ -25,7 +25,7 @@ from pagoda_gateway.responses.background import BackgroundResponses
 from pagoda_gateway.responses.chat_messages import chat_messages
 from pagoda_gateway.responses.conversations import Conversations, check_size
 from pagoda_gateway.responses.event_log import EventLog
-from pagoda_gateway.responses.input_items import item_page, with_ids
+from pagoda_gateway.responses.input_items import item_page, with_ids, without_turn
 from pagoda_gateway.responses.items import without_logprobs
 from pagoda_gateway.responses.kept import Kept, ResponseStore
 from pagoda_gateway.responses.late_events import Found, ended_events, late_events
@@ -96,9 +96,13 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         self._gateway_id = gateway_id
         self.background = BackgroundResponses()
 
-    async def translate(self, sent: ResponsesBody, tenant: str) -> Translated[ChatBody]:
+    async def translate(
+        self, sent: ResponsesBody, tenant: str, request_id: str = ""
+    ) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
         previous = await self._previous(tenant, sent)
+        if sent.conversation_id and request_id:
+            previous = without_turn(previous, request_id, len(sent.input))
         asked_items = await referenced(sent.input, previous, partial(self._found, tenant))
         items, offered = [*previous, *asked_items], functions(sent.tools)
         body = _Chat.model_construct(
@@ -122,6 +126,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             name = tenant, response["id"]
             asked = with_ids(previous, items[len(previous) :], response["id"])
             new = [*asked, *map(without_logprobs, response["output"])]
+            go_on = partial(
+                self.conversations.go_on,
+                tenant, sent.conversation_id, new, response["id"], num_asked=len(asked),
+            )  # fmt: skip
             value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
             if response["status"] == "queued":  # refused before it costs anything
                 check_size(value["items"], self._max_conversation_bytes)
@@ -130,10 +138,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
                 if await self._end(*name, lambda _: value, log) is None:
                     return False
-                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
+                await go_on()
                 return True
             async with asyncio.timeout(KEEP_SECONDS):
-                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
+                await go_on()
                 if not response["store"]:
                     return False
                 check_size(value["items"], self._max_conversation_bytes)

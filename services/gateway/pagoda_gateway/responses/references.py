@@ -59,7 +59,7 @@ async def referenced(
 
 def _response_of(item_id: str) -> str:
     """Return the id of the response that an item's id was made of."""
-    return f"resp_{item_id.partition('_')[2].partition('_')[0]}"
+    return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
 
 
 def _error(index: int, why: str) -> InvalidRequestError:

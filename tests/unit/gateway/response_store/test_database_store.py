@@ -48,6 +48,19 @@ async def counted(database: Database) -> dict[str, int]:
     return said
 
 
+async def test_what_is_put_again_is_there_once_and_nothing_beside_it_fails(
+    database: Database, now: Now
+) -> None:
+    """A batch's line that runs again has its id again."""
+    store = store_of(database, now)
+    assert await store.put("a", "again", VALUE)
+    put = [store.put("c", "first", VALUE), store.put("a", "again", {"n": 22})]
+    assert all(await asyncio.gather(*put, store.put("b", "other", VALUE)))
+    assert await store.get("a", "again") == Kept({"n": 22}, None)
+    assert await store.get("b", "other") == Kept(VALUE, None)
+    assert await counted(database) == {"a": SIZE + 1, "b": SIZE, "c": SIZE}
+
+
 async def test_every_gateway_finds_it_for_its_tenant_until_it_is_deleted(
     database: Database, now: Now
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pagoda_gateway.errors import InvalidRequestError
-from pagoda_gateway.responses.input_items import item_page, with_ids
+from pagoda_gateway.responses.input_items import item_page, with_ids, without_turn
 
 
 def make_items(num: int) -> list[dict[str, Any]]:
@@ -101,3 +101,15 @@ def test_items_are_shown_with_every_field(sent: dict[str, Any], shown: dict[str,
     (item,) = with_ids([], [sent], "resp_r")
     (found,) = item_page([item], limit=1, after=None, order="asc")["data"]
     assert found == {"id": item["id"], "status": "completed", **shown}
+
+
+@pytest.mark.parametrize("asked_ids", [("", ""), ("mine", ""), ("", "mine"), ("mine", "my own")])
+def test_a_turn_is_taken_out_where_it_lies(asked_ids: tuple[str, str]) -> None:
+    before = make_items(2)
+    asked = [{"role": "user", "content": "a", "id": asked_id} for asked_id in asked_ids]
+    answered = [{"type": "message", "id": f"msg_req_1_{index}"} for index in range(2)]
+    turn = [*with_ids(before, asked, "resp_req_1"), *answered]
+    after = with_ids([*before, *turn], [{"role": "user", "content": "b"}], "resp_req_11")
+    items = [*before, *turn, *after]
+    assert without_turn(items, "resp_req_1", len(asked)) == [*before, *after]
+    assert without_turn(items, "resp_req_2", len(asked)) == items

@@ -96,7 +96,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 part = self._form_check.part_of(value)
                 try:
                     translated = await self._translated(
-                        request.scope, value, tenant, held_bytes.num_bytes
+                        request.scope, value, caller, held_bytes.num_bytes
                     )
                     del value
                     admitted = await self._admitted(translated.body, caller, span, context)
@@ -139,14 +139,14 @@ class GenerationHandler(Generic[Sent, Body]):
         )
 
     async def _translated(
-        self, scope: Scope, value: dict[str, Any], tenant: str, num_bytes: int
+        self, scope: Scope, value: dict[str, Any], caller: Caller, num_bytes: int
     ) -> Translated[Body]:
         """Return what a client has sent, in so many bytes, as the processors take it."""
-        schema = self._endpoint.schema
+        schema, tenant = self._endpoint.schema, caller.key.tenant
         note_ignored(scope, value, schema)
         validate = partial(validated, value, schema, self._limits)
         sent = await self._bodies.large.read(tenant, num_bytes, validate)
-        translated = await self._endpoint.translate(sent, tenant)
+        translated = await self._endpoint.translate(sent, tenant, caller.request_id)
         note_loose(scope, translated.left_out)
         return translated
 
