@@ -31,6 +31,7 @@ from pagoda_engine.models.decoder import Decoder
 from pagoda_engine.models.description import DecoderDescription
 from pagoda_engine.models.quantization import QUANTIZATIONS
 from pagoda_engine.models.rope_scaling import RopeDescription
+from pagoda_engine.models.weights.num_bytes import weight_bytes
 from pagoda_engine.start_up.host_memory import give_back_freed
 from pagoda_kernels import plan_attention
 
@@ -188,8 +189,8 @@ def memory_of(name: str) -> tuple[int, float]:
 
 
 def memory() -> None:
-    weight_bytes = SHAPE.weight_bytes(torch.bfloat16)
-    print(f"weights in bf16, tied ones once: {weight_bytes / 2**20:.0f} MiB")
+    num_mib = weight_bytes(SHAPE, torch.bfloat16) / 2**20
+    print(f"weights in bf16, tied ones once: {num_mib:.0f} MiB")
     for name in QUANTIZATIONS:  # each in a process of its own
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             num_bytes, seconds = pool.apply(memory_of, (name,))

@@ -54,6 +54,8 @@ SCHEDULER_PARTS = ("schedule", "commit", "other", "load")
 class NoDecoder:
     """Has a decoder's shapes, and computes nothing."""
 
+    takes_last_rows = False  # as where layers are one native call
+
     def __init__(self, model: LoadedModel, weights_mb: int) -> None:
         self.description = model.description
         self.max_positions = model.decoder.max_positions

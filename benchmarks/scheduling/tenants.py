@@ -5,7 +5,7 @@ comes in the middle of a step: half of the step before it counts.
 
 Times are CPU seconds of the thread that steps, so that a busy machine disturbs them less than the
 clock on the wall. With --cost nothing is measured: steps are counted as that cost predicts them, by
-which the engine shares them too, so every run prints the same. The default is about what the demo
+which the engine shares them too, so every run prints the same. The one below is about what the demo
 model takes on a CPU with AVX-512, in ms.
 
     PYTHONPATH=tests OMP_NUM_THREADS=1 python benchmarks/scheduling/tenants.py
@@ -32,7 +32,7 @@ from pagoda_engine import (
 )
 from pagoda_worker.heartbeat.speed_model import SpeedModel
 
-MODEL = Path(__file__).parent.parent / "demo" / "model"
+MODEL = Path(__file__).parents[2] / "demo" / "model"
 FLOOD, FLOOD_TOKENS = 128, 500
 PROMPT_TOKENS = 15
 WARM_STEPS, STEPS_BETWEEN = 20, 6
