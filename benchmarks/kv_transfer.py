@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("--nixl", action="store_true", help="pip install 'pagoda-worker[nixl]'")
     parser.add_argument("--consumer", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.repeats < TURNS:
+        parser.error(f"--repeats {arguments.repeats}: at least {TURNS}")
     torch.set_num_threads(1)
     if arguments.consumer:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from quantised_weights import Step
-from serving.peers.engines import QUANTISED, gguf, installed
+from serving.peers.engines import QUANTISED, NotInstalledError, gguf, installed
 from serving.running.models import model_folder
 
 from pagoda_engine import EngineConfig, LoadedModel, load_model
@@ -95,11 +95,14 @@ def main() -> None:
     which.add_argument("--files", nargs="+", choices=SAY, default=[])
     parser.add_argument("--set", choices=library.INSTRUCTION_SETS, help="of a lesser processor")
     options = parser.parse_args()
+    if options.files and options.peers_home is None:
+        parser.error("--files: needs --peers-home, whose llama.cpp makes them")
     if options.set:
         library.processor_flags = lambda: library.INSTRUCTION_SETS[options.set][0]
     folder, home = model_folder("small-8k", CACHE), options.peers_home
     files = {kind: gguf(home, folder, CACHE, kind) for kind in options.files}
     kinds = files or dict.fromkeys(options.formats, folder)
+    peers = {name: gguf(home, folder, CACHE, TYPES.get(name, name)) for name in kinds if home}
     models = {}
     for name, weights in kinds.items():
         quantization = SAY[name] if files else name
@@ -113,8 +116,7 @@ def main() -> None:
                     speeds[row, name, "ours"].append(speed)
                 if home is None:
                     continue
-                weights = gguf(home, folder, CACHE, TYPES.get(name, name))
-                for row, speed in theirs(home, weights, num_threads).items():
+                for row, speed in theirs(home, peers[name], num_threads).items():
                     speeds[row, name, "theirs"].append(speed)
         print(f"{num_threads} thread(s)")
         print("| step | format | tokens/s | llama.cpp | ratio |")
@@ -137,4 +139,7 @@ def line_of(row: str, name: str, speeds: dict[tuple[str, str, str], list[float]]
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NotInstalledError as error:
+        sys.exit(str(error))

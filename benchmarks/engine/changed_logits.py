@@ -116,7 +116,7 @@ def main() -> None:
         name = f"temperature {temperature:g}"
         for folder, turns in (
             (ROOT / "demo" / "model", options.turns),
-            (random_model, options.turns // 10),
+            (random_model, max(1, options.turns // 10)),
         ):
             print(f"steps, {folder.name}, {name}: {steps(folder, turns, temperature)}", flush=True)
         for size in options.vocab_sizes:

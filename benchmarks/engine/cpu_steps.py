@@ -10,7 +10,6 @@ beside them. Nothing else should run meanwhile; torch's threads that spin would 
 """
 
 import argparse
-import json
 import random
 import statistics
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from serving.running.models import model_folder
 from support.engine_driver import hash_block, make_request
 
 from pagoda_cli.bench.provenance import provenance
+from pagoda_cli.bench.report import write_json
 from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, StepResult, load_model
 from pagoda_kernels.native.packed_linear import PackedLinear, can_pack
 
@@ -155,7 +155,7 @@ def main() -> None:
                 f"{row['floor_ms']:.2f}: {row['to_floor']:.2f} times; host {row['host_ms']:.2f} ms"
             )
     path = options.output / f"{datetime.now(UTC):%Y-%m-%d}-cpu-steps.json"
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(path, content)
     print(f"wrote {path}")
 
 

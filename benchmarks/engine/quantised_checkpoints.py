@@ -17,6 +17,7 @@ import argparse
 import math
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from engine.quantised_weights import held_out_documents
-from serving.peers.engines import gguf
+from serving.peers.engines import NotInstalledError, gguf
 from support.demo import DEMO_MODEL
 from support.family_checkpoints import make_family_checkpoint
 from support.prompt_logits import prompt_logits
@@ -189,4 +190,7 @@ def bits(model: LoadedModel) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NotInstalledError as error:
+        sys.exit(str(error))

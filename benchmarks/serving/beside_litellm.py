@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 from driving.stream_client import BusClient, StreamLoad, Times, through_http
 from gateway_cost import VOCAB, apart, quantiles
-from peers.engines import OFFLINE, installed
+from peers.engines import OFFLINE, NotInstalledError, installed
 from running.processes import (
     BIN,
     GatewayAlone,
@@ -196,4 +196,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NotInstalledError as error:
+        sys.exit(str(error))

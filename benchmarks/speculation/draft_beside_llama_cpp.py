@@ -16,6 +16,7 @@ import contextlib
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from serving.peers.engines import gguf, installed
+from serving.peers.engines import NotInstalledError, gguf, installed
 from serving.running.processes import wait_until
 from speculation import DEMO, held_out_tokens, prompt
 from support.engine_driver import hash_block, make_request
@@ -169,4 +170,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except NotInstalledError as error:
+        sys.exit(str(error))
