@@ -163,7 +163,7 @@ def main() -> None:
             further = {"PAGODA_REDIS_URL": url, "PAGODA_GATEWAY_ADMIN_KEY": admin_key}
             with gateway_alone(
                 folder / "home", model=arguments.model, step_ms=STEP_MS, vocab=VOCAB,
-                first_at_once=True, further=further,
+                first_at_once=True, further=further, has_applier=True,
             ) as gateway:  # fmt: skip
                 keys = make_keys(gateway.endpoint, admin_key)
                 time.sleep(4)  # new counters let nobody in at once

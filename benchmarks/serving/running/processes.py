@@ -110,10 +110,12 @@ def gateway_alone(
     trace_dir: Path | None = None,
     first_at_once: bool = False,
     further: Mapping[str, str] | None = None,
+    has_applier: bool = False,
 ) -> Iterator[GatewayAlone]:
     """Start NATS, a gateway and the null worker; no router, no Redis, no engine.
 
-    `further`: settings of the gateway.
+    `further`: settings of the gateway. `has_applier`: what is used comes to the ledger; until then
+    nobody with a budget is let in.
     """
     home.mkdir(parents=True, exist_ok=True)
     nats_port, port, token = pick_port(), pick_port(), secrets.token_hex(8)
@@ -139,13 +141,13 @@ def gateway_alone(
     with contextlib.ExitStack() as stack:
         nats_process = stack.enter_context(started(home / "nats.log", nats, {}))
         wait_until(lambda: listens(nats_port), nats_process, home / "nats.log")
+        of_gateway = variables | dict(further or {})
         gateway = stack.enter_context(
-            started(
-                home / "gateway.log",
-                [python, "-m", "pagoda_gateway"],
-                variables | dict(further or {}),
-            )
+            started(home / "gateway.log", [python, "-m", "pagoda_gateway"], of_gateway)
         )
+        if has_applier:
+            command = [python, "-m", "pagoda_gateway.accounts.usage.applier"]
+            stack.enter_context(started(home / "applier.log", command, of_gateway))
         null_worker = stack.enter_context(
             started(home / "worker.log", worker, variables, has_output=True)
         )
