@@ -170,6 +170,11 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
         (b"hello\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nx: y\r\n\r\n", 400),  # no Host
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\nHost: a\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.0\r\nhost: a\r\nx: y\r\nhost: b\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nhost: a b\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
+        (CHUNKED.replace(b"chunked", b"gzip, chunked"), 501),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
         (CHUNKED + b"no size\r\n", 400),
@@ -187,6 +192,26 @@ async def test_what_is_no_request_is_told_so_in_the_apis_form(
         assert (error["type"], error["param"]) == ("invalid_request_error", None)
         assert headers["x-request-id"] == headers["x-pagoda-request-id"] != ""
         assert await raw.reader.read() == b""
+
+
+@pytest.mark.parametrize("host", [b"", b"x", b"a-b.example:8000", b"[::1]:80", b"x%41_y~"])
+async def test_hosts_with_ports_and_of_any_kind_are_taken(running: Running, host: bytes) -> None:
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(b"GET /healthz HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+        assert (await raw.head())[0] == 200
+
+
+@pytest.mark.parametrize("said", [b"Connection: close", b"proxy-connection: close"])
+async def test_a_trailer_that_ends_the_connection_is_heeded(running: Running, said: bytes) -> None:
+    body = orjson.dumps({**LONG, "max_tokens": 2})
+    chunks = b"%x\r\n%b\r\n0\r\n%b\r\n\r\n" % (len(body), body, said)
+    head = CHUNKED.replace(b"host", b"authorization: Bearer %b\r\nhost" % API_KEY.encode())
+    async with raw_connection(running.url) as raw:
+        raw.writer.write(head + chunks + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        status, headers = await raw.head()
+        assert (status, headers["connection"]) == (200, "close")
+        await raw.body(headers)
+        assert await raw.reader.read() == b""  # at once: nothing more is answered
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.0\r\n", b"HTTP/1.1\r\nx: y\r\nHOST: x\r\n"])

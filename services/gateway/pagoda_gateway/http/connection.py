@@ -5,6 +5,7 @@ uvicorn limits none of these with httptools. Knows HTTP's framing and no routes.
 
 import asyncio
 import math
+import re
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -30,11 +31,20 @@ MIN_READ_BYTES = 10_240  # ... so much of what waits for it
 MIN_WAIT_SECONDS = 1.0  # without a request, before a connection is closed for a new one
 LEAVE_SECONDS = 1.0  # from a refusal to the end of its connection
 
+_HOST = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)  # RFC 3986, 3.2.2 and 3.2.3
 _Refusal = tuple[HTTPStatus, GatewayError]
 _INVALID = (
     HTTPStatus.BAD_REQUEST,
     InvalidRequestError(
-        "this is no HTTP/1.1 request, has no Host, or its body is not framed as it says"
+        "this is no HTTP/1.1 request, has no Host or not one alone, or its body is not framed as it "
+        "says"
+    ),
+)
+_ENCODED = (
+    HTTPStatus.NOT_IMPLEMENTED,
+    InvalidRequestError(
+        "'transfer-encoding' is more than chunked; send the body as it is, in chunks or with its "
+        "content-length"
     ),
 )
 _TOO_LARGE = (
@@ -102,6 +112,7 @@ class LimitedConnection(PacedConnection):
         self._head_timer: asyncio.TimerHandle | None = None  # or of a body's rest
         self._read_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
+        self._bad_head: _Refusal = _INVALID
         self._weak_close = WeakMethod(self._close)  # cycles may live on: this is no part of them
         self._current: RequestResponseCycle | None = None  # others wait in the pipeline behind it
 
@@ -142,12 +153,19 @@ class LimitedConnection(PacedConnection):
         """A request is there: nothing is waited for. End the parser at a bad head."""
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")
-        for name, _ in self.headers:  # nearly always the first one
+        hosts, encoding = [], b"chunked"
+        for name, value in self.headers:
             if name == b"host":
-                break
-        else:
-            if self.parser.get_http_version() == "1.1":
-                raise ValueError("no Host")
+                hosts.append(value)
+            elif name == b"transfer-encoding":
+                encoding = value.strip().lower()
+        if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
+            raise ValueError("no Host, or several")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            raise ValueError("what is in Host is none")
+        if encoding != b"chunked":
+            self._bad_head = _ENCODED
+            raise ValueError("an encoding of transfers that is not known")
         self._num_head_bytes = 0
         self._stop_waiting()
         super().on_headers_complete()
@@ -162,7 +180,8 @@ class LimitedConnection(PacedConnection):
         """What comes next is another head."""
         super().on_message_complete()
         self._num_head_bytes = 0
-        if self.is_ending:
+        # A trailer can say that it was the last, too: the parser takes no other.
+        if self.is_ending or not self.parser.should_keep_alive():
             self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
@@ -209,8 +228,8 @@ class LimitedConnection(PacedConnection):
         self._stop_read_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Say which limit it was, where it was one, in the API's own form."""
-        self._refuse(_TOO_LARGE if len(self.headers or ()) > MAX_HEADERS else _INVALID)
+        """Say what it was, where that is known, in the API's own form."""
+        self._refuse(_TOO_LARGE if len(self.headers or ()) > MAX_HEADERS else self._bad_head)
 
     @property
     def _is_idle(self) -> bool:
