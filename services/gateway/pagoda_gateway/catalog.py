@@ -108,12 +108,10 @@ class Catalog:
             ModelNotFoundError: this gateway does not serve it.
             UnavailableError: it does, but no worker has announced it yet.
         """
-        model = self._by_id.get(name) or self._bare.get(name)
-        if model is not None:
-            return model
-        base, _, adapter = name.rpartition(":")
-        if (model := self._by_id.get(base)) and f"{model.name}:{adapter}" in self._adapters:
-            return self._adapters[f"{model.name}:{adapter}"]
+        if found := self._found(name):
+            return found
+        base = name.rpartition(":")[0]
+        model = self._by_id.get(base)
         if name in self._served_names or (model is None and base in self._served_names):
             raise UnavailableError(
                 f"no decode worker serves '{name}' yet; try again",
@@ -127,6 +125,18 @@ class Catalog:
             f"The model {shorten(name)} does not exist here; this server has {listed}{more_text}",
             param="model",
         )
+
+    def full_name(self, name: str) -> str:
+        """Return the own name of what is called so, or `name` where nothing is."""
+        found = self._found(name)
+        return name if found is None else found.full_name
+
+    def _found(self, name: str) -> ServedModel | None:
+        found = self._by_id.get(name) or self._bare.get(name)
+        base, _, adapter = name.rpartition(":")
+        if found is None and (model := self._by_id.get(base)):
+            return self._adapters.get(f"{model.name}:{adapter}")
+        return found
 
     async def changes_until(
         self, is_there: Callable[[Mapping[str, ServedModel]], bool], seconds: float

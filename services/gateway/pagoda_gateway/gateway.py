@@ -133,7 +133,7 @@ class Gateway:
         """
         model = self.catalog.get(name)
         if model.adapter or not key.may_use(name):  # what an adapter's own name means may change
-            key.check_model(model.full_name)
+            key.check_model(model.full_name, asked_as=name)
         return model
 
 

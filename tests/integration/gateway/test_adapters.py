@@ -103,6 +103,9 @@ async def test_a_key_names_the_adapter_that_it_may_use(running: Running) -> None
                 "/v1/chat/completions", json={**CHAT, "model": name}, headers=key
             )
             statuses[models[0], name] = asked.status_code
+            if models == ["one"]:
+                message = asked.json()["error"]["message"]
+                assert ("'one', which it lists, stands for that" in message) == (name == "one")
         listed = (await running.http.get("/v1/models", headers=key)).json()["data"]
         assert [card["id"] for card in listed] == [id_ for id_ in models if id_ != "one"]
     assert statuses == {
@@ -125,6 +128,11 @@ async def test_an_adapter_costs_what_its_base_does_unless_it_has_a_price(running
     own = await running.http.post(
         "/admin/prices", json={"model": "tiny:one", **own_rates}, headers=ADMIN
     )
+    refused = await running.http.post(
+        "/admin/prices", json={"model": "one", **RATES}, headers=ADMIN
+    )
+    assert refused.status_code == 400
+    assert "'one' stands for 'tiny:one'" in refused.json()["error"]["message"]
     book.replace(await running.gateway.money.prices.all())
     receipt = await running.receipt(await running.chat(model="one"))
     assert receipt["cost"]["price_id"] == own.json()["id"]

@@ -135,7 +135,7 @@ async def test_a_price_is_of_a_name_and_not_of_an_alias(start: Start, bus: Any) 
             )
             assert answer.status_code == status, name
             if status == 400:
-                assert "'small' is an alias of 'tiny'" in answer.json()["error"]["message"]
+                assert "'small' stands for 'tiny'" in answer.json()["error"]["message"]
 
 
 async def test_a_card_says_what_kv_takes(two_models: TwoModels) -> None:

@@ -210,6 +210,8 @@ def test_adapters_are_asked_for_behind_a_model_its_alias_or_alone() -> None:
         model = catalog.get(name)
         assert (model.name, model.full_name) == ("tiny", "tiny:a")
         assert model.adapter_digest == b"1" * 16
+        assert catalog.full_name(name) == "tiny:a"
+    assert [catalog.full_name(name) for name in ("small", "b", "x:y")] == ["tiny", "b", "x:y"]
     assert catalog.get("other:b").adapter_digest == b"3" * 16
     assert catalog.get("tiny").adapter_digest == b""
     for name in ("b", "tiny:c", "small:b:a", ":a"):  # two models have b

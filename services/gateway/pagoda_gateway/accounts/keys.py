@@ -72,13 +72,15 @@ class ApiKey:
     scopes: tuple[LimitScope, ...] = ()
     weight: float = 1.0
 
-    def check_model(self, name: str) -> None:
-        """Raise ForbiddenError unless the key may ask for this model."""
+    def check_model(self, name: str, *, asked_as: str = "") -> None:
+        """Raise ForbiddenError unless the key may ask for this model, which has other names too."""
         if not self.may_use(name):
             allowed = ", ".join(f"'{model}'" for model in self.models or ())
+            why = f"it may use {allowed}"
+            if self.may_use(asked_as):
+                why = f"{shorten(asked_as)}, which it lists, stands for that: list it by that name"
             raise ForbiddenError(
-                f"this API key may not use the model {shorten(name)}; it may use {allowed}",
-                param="model",
+                f"this API key may not use the model {shorten(name)}; {why}", param="model"
             )
 
     def may_use(self, name: str) -> bool:

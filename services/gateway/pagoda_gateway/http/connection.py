@@ -36,8 +36,7 @@ _Refusal = tuple[HTTPStatus, GatewayError]
 _INVALID = (
     HTTPStatus.BAD_REQUEST,
     InvalidRequestError(
-        "this is no HTTP/1.1 request, has no Host or not one alone, or its body is not framed as it "
-        "says"
+        "this is no HTTP/1.1 request, does not have one Host, or its body is not framed as it says"
     ),
 )
 _ENCODED = (

@@ -64,7 +64,7 @@ class Statements:
         """Return rows of `USAGE` with a number, whose requests were opened in [since, until).
 
         They are in the order in which their requests were opened; `after` is the last one's
-        request id of what was returned before.
+        request id of what was returned before, or the id of its answer.
         """
         columns = USAGE.c
 
@@ -72,18 +72,22 @@ class Statements:
             first = since_unix_seconds
             place: Sequence[sa.ColumnElement[bool]] = ()
             if after:
-                found = connection.scalar(
-                    sa.select(columns.opened_unix_seconds).where(
-                        columns.request_id == comparable(after)
+                is_last = sa.or_(
+                    columns.request_id == comparable(after), columns.object_id == comparable(after)
+                )
+                last = connection.execute(
+                    sa.select(columns.opened_unix_seconds, columns.request_id).where(
+                        columns.tenant == comparable(tenant), is_last
                     )
-                )
-                if found is None:  # cut off meanwhile, and all before it
-                    found = first
-                first = max(first, found)
-                place = (
-                    sa.tuple_(columns.opened_unix_seconds, columns.request_id)
-                    > sa.tuple_(sa.literal(found), sa.literal(comparable(after))),
-                )
+                ).first()
+                if last is not None:  # else it was cut off meanwhile, and all before it
+                    first = max(first, last.opened_unix_seconds)
+                    place = (
+                        sa.tuple_(columns.opened_unix_seconds, columns.request_id)
+                        > sa.tuple_(
+                            sa.literal(last.opened_unix_seconds), sa.literal(last.request_id)
+                        ),
+                    )
             statement = (
                 sa.select(USAGE)
                 .where(

@@ -66,9 +66,10 @@ async def test_balances_come_in_pages(ledger: Ledger, set_price: SetPrice) -> No
     assert one["tenant"] == "b"
 
 
+@pytest.mark.parametrize("name", ["request_id", "object_id"])
 @pytest.mark.parametrize("limit", [1, 7, 100])
 async def test_receipts_are_listed_in_the_order_in_which_they_were_opened(
-    ledger: Ledger, rows: Rows, limit: int
+    ledger: Ledger, rows: Rows, limit: int, name: str
 ) -> None:
     await use(ledger, 5)
     await ledger.apply([opened("open", "a", opened_unix_seconds=DAY_SECONDS)])
@@ -82,7 +83,7 @@ async def test_receipts_are_listed_in_the_order_in_which_they_were_opened(
         limit=limit,
     ):
         assert len(page) <= limit
-        names += [row["request_id"] for row in page]
+        names += [row[name] for row in page]
     expected = [
         row
         for row in (await rows()).values()
@@ -91,7 +92,7 @@ async def test_receipts_are_listed_in_the_order_in_which_they_were_opened(
         and since <= row["opened_unix_seconds"] < until
     ]
     expected.sort(key=lambda row: row["opened_unix_seconds"])
-    assert names == [row["request_id"] for row in expected]
+    assert names == [row[name] for row in expected]
     assert names
 
 

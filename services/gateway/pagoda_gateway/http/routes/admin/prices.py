@@ -26,11 +26,11 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def create_price(request: Request) -> dict[str, Any]:
         """Set what a model costs from a moment on."""
         async with read_body(request, NewPrice, bodies) as body:
-            model = gateway.catalog.entries.get(body.model)
-            if model is not None and model.full_name != body.model:
+            name = gateway.catalog.full_name(body.model)
+            if name != body.model:
                 raise InvalidRequestError(
-                    f"'model': {shorten(body.model)} is an alias of {shorten(model.full_name)}; "
-                    "set a price of that name",
+                    f"'model': {shorten(body.model)} stands for {shorten(name)}; set a price of "
+                    "that name",
                     param="model",
                 )
             row = await prices.create(
