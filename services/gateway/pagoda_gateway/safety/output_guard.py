@@ -6,7 +6,6 @@ whole in what the client gets.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,6 +21,7 @@ from pagoda_gateway.dialects import (
 from pagoda_gateway.safety.json_escapes import WrittenOut
 from pagoda_gateway.safety.patterns.text_filter import Note, TextFilter
 from pagoda_gateway.safety.policies.policy import Rules
+from pagoda_gateway.safety.waiting_parts import WaitingParts, text_of
 
 
 class OutputGuard:
@@ -54,18 +54,15 @@ class OutputGuard:
         self._num_taken_before = 0  # characters of names, and of calls that are over
         self._num_lost = 0  # of these, those that never go out
         self._last: type[Part] | None = None
-        self._judged_before = ""  # end of the text that the moderators have let through
-        # For the moderators, each with how much was through the filters when it was.
-        self._waiting: deque[tuple[Part, int]] = deque()
-        self._num_judged = 0  # as much of the output is before those that wait
-        self._num_waiting_chars = 0
         self._is_ended = False
         self._wake = asyncio.Event()
         self._ready: list[Part] = []  # not read yet
         self._shown: list[str] = []
         moderators = [rule.moderator for rule in rules.moderated]
-        self._window = min((m.window_chars - m.overlap_chars for m in moderators), default=0)
-        self._overlap = max((m.overlap_chars for m in moderators), default=0)
+        self._waiting = WaitingParts(
+            min((m.window_chars - m.overlap_chars for m in moderators), default=0),
+            max((m.overlap_chars for m in moderators), default=0),
+        )
 
     @property
     def is_pending(self) -> bool:
@@ -81,7 +78,7 @@ class OutputGuard:
     def num_shown(self) -> int:
         """How many of those have gone out, or what stands for them."""
         is_judged = self._waiting or (self.is_blocked and self._rules.moderated)
-        return self._num_judged if is_judged else self._num_filtered()
+        return self._waiting.num_through if is_judged else self._num_filtered()
 
     @property
     def parser(self) -> "GuardedParser":
@@ -137,19 +134,15 @@ class OutputGuard:
                 if self._is_ended:
                     return
                 continue
-            num_parts = len(self._waiting)
-            new = "".join(_text(part) for part, _ in self._waiting)  # empty: of an end alone
-            text = self._judged_before + new
-            if new and await self._rules.moderate(text, self._note) is not None:
+            windows = self._waiting.windows(is_ended=self._is_ended)
+            is_all = self._is_ended  # it may end meanwhile
+            refused = await self._rules.first_refused(windows, self._note) if windows else None
+            for part in self._waiting.let_go(windows[:refused], is_all=is_all and refused is None):
+                self._show(part)
+            if refused is not None:
                 self.is_blocked = True
                 self._waiting.clear()
-            else:
-                self._judged_before = text[-self._overlap :] if self._overlap else ""
-                for _ in range(num_parts):
-                    part, self._num_judged = self._waiting.popleft()
-                    self._show(part)
-                self._num_waiting_chars = sum(len(_text(part)) for part, _ in self._waiting)
-            if self._is_ended or self._num_waiting_chars >= self._window:
+            if self._is_ended or self._waiting.has_window:
                 self._wake.set()
             on_judged()
 
@@ -208,7 +201,7 @@ class OutputGuard:
 
     def _give(self, part: Part, filtered: TextFilter) -> None:
         """Pass on what a filter has let through."""
-        if _text(part) or (isinstance(part, CallArguments) and part.written):
+        if text_of(part) or (isinstance(part, CallArguments) and part.written):
             self._put(part)
         if filtered.is_blocked:
             self.is_blocked = True
@@ -217,9 +210,8 @@ class OutputGuard:
         if not self._rules.moderated:
             self._show(part)
             return
-        self._waiting.append((part, self._num_filtered()))
-        self._num_waiting_chars += len(_text(part))
-        if self._num_waiting_chars >= self._window:
+        self._waiting.add(part, self._num_filtered())
+        if self._waiting.has_window:
             self._wake.set()
 
     def _filters(self) -> Iterator[TextFilter]:
@@ -235,7 +227,7 @@ class OutputGuard:
     def _show(self, part: Part) -> None:
         if self._parser is not None:
             self._ready.append(part)
-        self._shown.append(_text(part))
+        self._shown.append(text_of(part))
 
 
 class GuardedParser:
@@ -283,7 +275,3 @@ class _Arguments:
             return CallArguments(self._index, text + self.filter.flush())
         text, is_whole = self.filter.flush(), are_whole("".join(self._written))
         return CallArguments(self._index, text, "{}" if is_whole else "")
-
-
-def _text(part: Part) -> str:
-    return part.name if isinstance(part, CallStart) else part.text

@@ -1,6 +1,7 @@
 """Outputs of several parts through a guard: nothing denied goes out, wherever it is cut."""
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.output_parts import cut, parts_of, reading
+from support.output_parts import PlainCall, cut, parts_of, reading
 
 from pagoda_gateway.dialects import (
     CallArguments,
@@ -223,11 +224,43 @@ async def test_nothing_goes_out_before_it_is_judged() -> None:
         judge.gate.set()
         while not shown:  # noqa: ASYNC110  (its task does it)
             await asyncio.sleep(0)
-        assert shown == ["12345" * 4]
-        assert guard.num_shown == 20
+        assert shown == ["12345" * 3]
+        assert guard.num_shown == 15
         assert guard.flush() == ""
         await running
+    assert shown == ["12345" * 3, "12345"]
+    assert guard.num_shown == 20
     assert not guard.is_pending
+
+
+async def judged_output(
+    output: str, places: list[int], yields: list[int]
+) -> tuple[tuple[str, str, list[PlainCall]], int]:
+    """Return what goes out where moderators have so many turns of the loop between the pieces."""
+    made, judge = judged(window=16, overlap=9)
+    guard, shown = OutputGuard(made, parser(), lambda *_: None), list[Part]()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(guard.run(lambda: shown.extend(guard.parser.push(""))))
+        for piece, num_yields in zip(cut(output, places), itertools.cycle(yields), strict=False):
+            guard.push(piece)
+            for _ in range(num_yields):
+                await asyncio.sleep(0)
+        guard.flush()
+    assert guard.is_blocked == any("bad" in text for text in judge.texts)
+    return reading(shown), guard.num_shown
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    outputs,
+    st.lists(st.integers(0, 200), max_size=12),
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+)
+async def test_what_goes_out_does_not_depend_on_when_it_comes_or_is_judged(
+    output: str, places: list[int], yields: list[int]
+) -> None:
+    at_once = await judged_output(output, [], [0])
+    assert await judged_output(output, places, yields) == at_once
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,30 @@ class Rules:
             rule.settings.action == "block" for rule in self.moderated
         )
 
+    async def first_refused(self, windows: Sequence[str], note: Note) -> int | None:
+        """Ask the moderators of parts of one text; return which one is refused first, if one is.
+
+        `note` hears of nothing behind that one.
+
+        Raises:
+            UnavailableError: see `GuardedModerator.judge`.
+        """
+        asked: dict[str, list[list[Judgement]]] = {}
+        for rule in self.moderated:
+            moderator = rule.moderator
+            if moderator.name not in asked:
+                texts = [moderator.windows(window) for window in windows]
+                judged = iter(await moderator.judge([text for some in texts for text in some]))
+                asked[moderator.name] = [[next(judged) for _ in some] for some in texts]
+        for index in range(len(windows)):
+            for rule in self.moderated:
+                settings, judgements = rule.settings, asked[rule.moderator.name][index]
+                if any(judgement.reaches(settings.thresholds) for judgement in judgements):
+                    note(settings.name, settings.action)
+                    if settings.action == "block":
+                        return index
+        return None
+
     async def moderate(self, text: str, note: Note) -> str | None:
         """Ask the moderators; return the rule that refuses the text, None if none does.
 
