@@ -137,7 +137,8 @@ class OutputGuard:
             windows = self._waiting.windows(is_ended=self._is_ended)
             is_all = self._is_ended  # it may end meanwhile
             refused = await self._rules.first_refused(windows, self._note) if windows else None
-            for part in self._waiting.let_go(windows[:refused], is_all=is_all and refused is None):
+            passed = windows if refused is None else windows[: refused.window]
+            for part in self._waiting.let_go(passed, is_all=is_all and refused is None):
                 self._show(part)
             if refused is not None:
                 self.is_blocked = True

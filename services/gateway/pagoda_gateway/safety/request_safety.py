@@ -95,9 +95,9 @@ class RequestSafety:
         self._unjudged = self._prompt_field = ""
         if not param:
             return
-        refusing = await self.policy.input.moderate(text, partial(self.note, "input"))
-        if refusing is not None:
-            raise self.refusal(refusing, param)
+        refused = await self.policy.input.first_refused([text], partial(self.note, "input"))
+        if refused is not None:
+            raise self.refusal(refused.rule, param)
 
     def guarded(self, processed: ProcessedRequest) -> ProcessedRequest:
         """Return the request with its outputs guarded: `guard` has each one's.

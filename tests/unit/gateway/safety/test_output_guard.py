@@ -233,6 +233,29 @@ async def test_nothing_goes_out_before_it_is_judged() -> None:
     assert not guard.is_pending
 
 
+async def test_nobody_is_asked_or_told_of_what_is_behind_a_refusal() -> None:
+    moderators, judges, noted = dict[str, GuardedModerator](), dict[str, Judge](), Noted()
+    for name in "ab":
+        made, judges[name] = judged()
+        moderators[name] = made.moderated[0].moderator
+        moderators[name].name = name
+    fields = {"thresholds": {"evil": 0.5}}
+    both = Rules(
+        [
+            RuleSettings.model_validate({"name": n, "action": action, "moderator": m, **fields})
+            for n, action, m in (("1", "flag", "a"), ("2", "block", "a"), ("3", "block", "b"))
+        ],
+        moderators,
+    )
+    refused = await both.first_refused(["x", "bad", "y", "bad"], lambda *n: noted.append(n))
+    assert refused == (1, "2")
+    assert noted == [("1", "flag"), ("2", "block")]
+    assert judges["b"].texts == ["x"]
+    assert await both.first_refused(["bad"], lambda *_: None) == (0, "2")
+    assert judges["b"].texts == ["x"]
+    assert await both.first_refused(["x", "y"], lambda *_: None) is None
+
+
 async def judged_output(
     output: str, places: list[int], yields: list[int]
 ) -> tuple[tuple[str, str, list[PlainCall]], int]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import NamedTuple
 
 from pagoda_gateway.safety.findings import Direction
 from pagoda_gateway.safety.moderators.base import Judgement
@@ -23,6 +25,13 @@ class ModeratedRule:
 
     settings: RuleSettings
     moderator: GuardedModerator
+
+
+class Refused(NamedTuple):
+    """Which window a rule refuses, and that rule's name."""
+
+    window: int
+    rule: str
 
 
 class Rules:
@@ -56,46 +65,35 @@ class Rules:
             rule.settings.action == "block" for rule in self.moderated
         )
 
-    async def first_refused(self, windows: Sequence[str], note: Note) -> int | None:
-        """Ask the moderators of parts of one text; return which one is refused first, if one is.
+    async def first_refused(self, windows: Sequence[str], note: Note) -> Refused | None:
+        """Ask the moderators of windows of one text; None: no rule refuses any.
 
-        `note` hears of nothing behind that one.
+        `note` hears of nothing behind what is refused first.
 
         Raises:
             UnavailableError: see `GuardedModerator.judge`.
         """
+        left, refused = list(windows), None  # those before what is refused
         asked: dict[str, list[list[Judgement]]] = {}
+        reached: list[tuple[int, RuleSettings]] = []
         for rule in self.moderated:
-            moderator = rule.moderator
+            moderator, settings = rule.moderator, rule.settings
             if moderator.name not in asked:
-                texts = [moderator.windows(window) for window in windows]
+                texts = [moderator.windows(window) for window in left]
                 judged = iter(await moderator.judge([text for some in texts for text in some]))
                 asked[moderator.name] = [[next(judged) for _ in some] for some in texts]
-        for index in range(len(windows)):
-            for rule in self.moderated:
-                settings, judgements = rule.settings, asked[rule.moderator.name][index]
+            for index, judgements in enumerate(asked[moderator.name][: len(left)]):
                 if any(judgement.reaches(settings.thresholds) for judgement in judgements):
-                    note(settings.name, settings.action)
+                    reached.append((index, settings))
                     if settings.action == "block":
-                        return index
-        return None
-
-    async def moderate(self, text: str, note: Note) -> str | None:
-        """Ask the moderators; return the rule that refuses the text, None if none does.
-
-        Raises:
-            UnavailableError: see `GuardedModerator.judge`.
-        """
-        asked: dict[str, list[Judgement]] = {}
-        for rule in self.moderated:
-            name, settings = rule.moderator.name, rule.settings
-            if name not in asked:
-                asked[name] = await rule.moderator.judge(rule.moderator.windows(text))
-            if any(judgement.reaches(settings.thresholds) for judgement in asked[name]):
+                        left, refused = left[:index], Refused(index, settings.name)
+                        break
+            if not left:
+                break
+        for index, settings in sorted(reached, key=itemgetter(0)):
+            if refused is None or index <= refused.window:
                 note(settings.name, settings.action)
-                if settings.action == "block":
-                    return settings.name
-        return None
+        return refused
 
 
 class Policy:
