@@ -90,7 +90,7 @@ check-gpu: ## On a GPU host: prove and measure kernels, engine and KV transfer, 
 chaos: $(DEV_STAMP) ## Kill, pause and stop every process under load; CHAOS_ARGS="--cases r1,nats --faults 5" for less
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos $(CHAOS_ARGS)
 
-soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak or complain (SOAK_ARGS="--minutes 2")
+soak: $(DEV_STAMP) ## Ten minutes of changeable clients: nothing may grow, leak or complain (SOAK_ARGS="--minutes 6")
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
 every-gpu: $(DEV_STAMP) ## Compile every case of every kernel for every GPU, not the first for H100 alone as `make test` does
