@@ -62,7 +62,9 @@ async def test_a_line_that_runs_again_takes_its_turn_once(
 
     async with running.sdk() as client:
         made = await client.conversations.create(items=[SAID])
-        body = {**ASKED, "conversation": made.id, "store": is_stored, "temperature": 0}
+        sent = [{"role": "user", "content": "hello", "id": "msg_mine"}]
+        body = {**ASKED, "input": sent, "temperature": 0}
+        body |= {"conversation": made.id, "store": is_stored}
         line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
         with monkeypatch.context() as patches:
             patches.setattr(batches, "record", lose)

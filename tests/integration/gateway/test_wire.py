@@ -175,6 +175,7 @@ CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunk
         (b"GET /healthz HTTP/1.1\r\nhost: a b\r\n\r\n", 400),
         (b"GET /healthz HTTP/1.1\r\nhost: a/b\r\n\r\n", 400),
         (CHUNKED.replace(b"chunked", b"gzip, chunked"), 501),
+        (CHUNKED.replace(b"transfer", b"transfer-encoding: gzip\r\ntransfer"), 501),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
         (CHUNKED + b"no size\r\n", 400),
@@ -194,7 +195,7 @@ async def test_what_is_no_request_is_told_so_in_the_apis_form(
         assert await raw.reader.read() == b""
 
 
-@pytest.mark.parametrize("host", [b"", b"x", b"a-b.example:8000", b"[::1]:80", b"x%41_y~"])
+@pytest.mark.parametrize("host", [b"", b"x \t", b"a-b.example:8000", b"[::1]:80", b"x%41_y~"])
 async def test_hosts_with_ports_and_of_any_kind_are_taken(running: Running, host: bytes) -> None:
     async with raw_connection(running.url) as raw:
         raw.writer.write(b"GET /healthz HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")

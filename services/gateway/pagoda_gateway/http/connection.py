@@ -152,17 +152,17 @@ class LimitedConnection(PacedConnection):
         """A request is there: nothing is waited for. End the parser at a bad head."""
         if len(self.headers) > MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")
-        hosts, encoding = [], b"chunked"
+        hosts, encodings = [], []
         for name, value in self.headers:
             if name == b"host":
-                hosts.append(value)
+                hosts.append(value.strip())
             elif name == b"transfer-encoding":
-                encoding = value.strip().lower()
+                encodings.append(value.strip().lower())
         if len(hosts) > 1 or not (hosts or self.parser.get_http_version() == "1.0"):
             raise ValueError("no Host, or several")
         if hosts and not _HOST.fullmatch(hosts[0]):
             raise ValueError("what is in Host is none")
-        if encoding != b"chunked":
+        if encodings not in ([], [b"chunked"]):
             self._bad_head = _ENCODED
             raise ValueError("an encoding of transfers that is not known")
         self._num_head_bytes = 0

@@ -127,24 +127,11 @@ class Conversations:
         return added
 
     async def go_on(
-        self,
-        tenant: str,
-        conversation_id: str | None,
-        items: Sequence[Item],
-        response_id: str,
-        *,
-        num_asked: int,
+        self, tenant: str, conversation_id: str | None, items: Sequence[Item], response_id: str
     ) -> None:
         """Add what a response was asked and answered, if its conversation is still there.
 
         What it has added before, when it ran under a gateway that was killed, goes.
-
-        Args:
-            tenant: whose conversation.
-            conversation_id: None: it has none.
-            items: the first `num_asked` of them were asked.
-            response_id: of the response.
-            num_asked: see `items`.
 
         Raises:
             StorageFullError: there would be too many, or they would be too large.
@@ -153,7 +140,7 @@ class Conversations:
             longer = _longer_by(items, response_id, self._max_bytes)
 
             def longer_once(value: Value) -> Value:
-                before = without_turn(value["items"], response_id, num_asked)
+                before = without_turn(value["items"], response_id)
                 return longer({**value, "items": before})
 
             await self._store.change(tenant, conversation_id, longer_once)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from pagoda_gateway.batches.line_request import is_of_line
 from pagoda_gateway.errors import (
     InternalError,
     InvalidRequestError,
@@ -101,8 +102,9 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
     ) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
         previous = await self._previous(tenant, sent)
-        if sent.conversation_id and request_id:
-            previous = without_turn(previous, request_id, len(sent.input))
+        may_run_again = is_of_line(request_id)
+        if sent.conversation_id and may_run_again:
+            previous = without_turn(previous, request_id)
         asked_items = await referenced(sent.input, previous, partial(self._found, tenant))
         items, offered = [*previous, *asked_items], functions(sent.tools)
         body = _Chat.model_construct(
@@ -124,12 +126,9 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
 
         async def keep(response: dict[str, Any], log: EventLog | None) -> bool:
             name = tenant, response["id"]
-            asked = with_ids(previous, items[len(previous) :], response["id"])
+            sent_items = items[len(previous) :]
+            asked = with_ids(previous, sent_items, response["id"], keeps_ids=not may_run_again)
             new = [*asked, *map(without_logprobs, response["output"])]
-            go_on = partial(
-                self.conversations.go_on,
-                tenant, sent.conversation_id, new, response["id"], num_asked=len(asked),
-            )  # fmt: skip
             value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
             if response["status"] == "queued":  # refused before it costs anything
                 check_size(value["items"], self._max_conversation_bytes)
@@ -138,10 +137,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
                 if await self._end(*name, lambda _: value, log) is None:
                     return False
-                await go_on()
+                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
                 return True
             async with asyncio.timeout(KEEP_SECONDS):
-                await go_on()
+                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
                 if not response["store"]:
                     return False
                 check_size(value["items"], self._max_conversation_bytes)

@@ -11,7 +11,6 @@ MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
 _DONE = "completed"
 _STATUSES = ("in_progress", _DONE, "incomplete")
-_ASKED = "in"  # in ids of what was asked; what was answered has its index alone
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco",
@@ -19,41 +18,39 @@ _PREFIXES = {
 
 
 def with_ids(
-    previous: list[dict[str, Any]], items: Iterable[dict[str, Any]], name: str
+    previous: list[dict[str, Any]],
+    items: Iterable[dict[str, Any]],
+    name: str,
+    *,
+    keeps_ids: bool = True,
 ) -> list[dict[str, Any]]:
     """Return the items that are new after `previous`, each with an id that no other has.
 
-    `name`: what ids are made of, where there are none; that of a response, or nobody else's.
+    Args:
+        previous: with their ids.
+        items: as a client sent them.
+        name: what ids are made of, where there are none; that of a response, or nobody else's.
+        keeps_ids: False: none of the client's is one.
     """
     used = {item["id"] for item in previous}
     of_name = _of_name(name)
     named = []
     for index, item in enumerate(items):
         item_id = item.get("id")
-        if not isinstance(item_id, str) or not item_id or item_id in used:
-            item_id = f"{_PREFIXES[_kind(item)]}{of_name}{_ASKED}{index}"
+        if not keeps_ids or not isinstance(item_id, str) or not item_id or item_id in used:
+            item_id = f"{_PREFIXES[_kind(item)]}{of_name}in{index}"
         used.add(item_id)
         named.append({**item, "id": item_id})
     return named
 
 
-def without_turn(items: list[dict[str, Any]], name: str, num_asked: int) -> list[dict[str, Any]]:
-    """Return the items of a conversation without those that a response has added to it before.
+def without_turn(items: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return a conversation's items without those that have their ids from the response `name`.
 
-    Whose gateway was killed then runs again, under the same name, and is asked and answers once.
-
-    Args:
-        items: in order.
-        name: of the response.
-        num_asked: items of its input, which lie before those that it answered.
+    That of a batch's line, whose gateway was killed, runs again: it is asked and answers once.
     """
     of_name = _of_name(name)
-    places = [place for place, item in enumerate(items) if of_name in item["id"]]
-    if not places:
-        return items
-    first, index = places[0], items[places[0]]["id"].rpartition(_ASKED)[2]
-    first -= int(index) if index.isdecimal() else num_asked  # those before have a client's ids
-    return [*items[: max(0, first)], *items[places[-1] + 1 :]]
+    return [item for item in items if of_name not in item["id"]]
 
 
 def _of_name(name: str) -> str:

@@ -22,7 +22,8 @@ from pagoda_gateway.dialects import (
     are_whole,
 )
 from pagoda_gateway.dialects.text_calls import TextCalls
-from pagoda_gateway.safety.moderators.base import Judgement
+from pagoda_gateway.errors import UnavailableError
+from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.output_guard import OutputGuard
 from pagoda_gateway.safety.policies.file import HttpModeratorSettings, RuleSettings
@@ -189,15 +190,18 @@ class Judge:
     async def judge(self, texts: Sequence[str]) -> list[Judgement]:
         self.texts += texts
         await self.gate.wait()
+        if any("fail" in text for text in texts):
+            raise ModeratorError("it cannot")
         return [Judgement({"evil": float("bad" in text)}) for text in texts]
 
     async def close(self) -> None:
         pass
 
 
-def judged(window: int = 20, overlap: int = 5) -> tuple[Rules, Judge]:
+def judged(window: int = 20, overlap: int = 5, **more: Any) -> tuple[Rules, Judge]:
+    sizes = {"window_chars": window, "overlap_chars": overlap}
     settings = HttpModeratorSettings.model_validate(
-        {"kind": "http", "url": "http://nowhere", "window_chars": window, "overlap_chars": overlap}
+        {"kind": "http", "url": "http://nowhere", **sizes, **more}
     )
     moderator, judge = GuardedModerator("m", settings), Judge()
     moderator._moderator = judge
@@ -254,6 +258,18 @@ async def test_nobody_is_asked_or_told_of_what_is_behind_a_refusal() -> None:
     assert await both.first_refused(["bad"], lambda *_: None) == (0, "2")
     assert judges["b"].texts == ["x"]
     assert await both.first_refused(["x", "y"], lambda *_: None) is None
+
+
+@pytest.mark.parametrize("on_failure", ["open", "closed"])
+async def test_what_cannot_be_judged_behind_a_refusal_spoils_nothing(on_failure: str) -> None:
+    made, _ = judged(on_failure=on_failure)
+    assert await made.first_refused(["x", "bad", "fail"], lambda *_: None) == (1, "r")
+    windows = ["x", "fail", "bad"]
+    if on_failure == "open":
+        assert await made.first_refused(windows, lambda *_: None) == (2, "r")
+    else:
+        with pytest.raises(UnavailableError, match="cannot judge"):
+            await made.first_refused(windows, lambda *_: None)
 
 
 async def judged_output(

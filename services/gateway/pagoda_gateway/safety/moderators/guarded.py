@@ -56,10 +56,9 @@ class GuardedModerator:
             UnavailableError: it cannot, and what it cannot judge is refused.
         """
         try:
-            async with asyncio.timeout(self._timeout_seconds), self._places:
-                return await self._moderator.judge(texts)
-        except (ModeratorError, TimeoutError) as error:
-            why = str(error) or f"no answer within {self._timeout_seconds:g} s"
+            return await self.attempt(texts)
+        except ModeratorError as error:
+            why = str(error)
         metrics.MODERATOR_FAILURES.labels(self.name).inc()
         logger.warning(
             "moderator %s: %s; its texts are %s",
@@ -71,6 +70,19 @@ class GuardedModerator:
             f"the moderator {self.name!r} cannot judge this text now ({why}); try again",
             retry_after_seconds=RETRY_SECONDS,
         )
+
+    async def attempt(self, texts: Sequence[str]) -> list[Judgement]:
+        """Return what it says of each text.
+
+        Raises:
+            ModeratorError: it cannot, be it of one of them.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_seconds), self._places:
+                return await self._moderator.judge(texts)
+        except TimeoutError as error:
+            why = str(error) or f"no answer within {self._timeout_seconds:g} s"
+            raise ModeratorError(why) from error
 
     async def close(self) -> None:
         """Give back what it holds."""

@@ -1,12 +1,13 @@
 """A policy as it is applied: its rules compiled, its moderators at hand."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import NamedTuple
 
 from pagoda_gateway.safety.findings import Direction
-from pagoda_gateway.safety.moderators.base import Judgement
+from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.patterns.expression import ExpressionError
 from pagoda_gateway.safety.patterns.pattern_set import PatternRule
@@ -74,15 +75,13 @@ class Rules:
             UnavailableError: see `GuardedModerator.judge`.
         """
         left, refused = list(windows), None  # those before what is refused
-        asked: dict[str, list[list[Judgement]]] = {}
+        asked: dict[str, _Asked] = {}
         reached: list[tuple[int, RuleSettings]] = []
         for rule in self.moderated:
             moderator, settings = rule.moderator, rule.settings
-            if moderator.name not in asked:
-                texts = [moderator.windows(window) for window in left]
-                judged = iter(await moderator.judge([text for some in texts for text in some]))
-                asked[moderator.name] = [[next(judged) for _ in some] for some in texts]
-            for index, judgements in enumerate(asked[moderator.name][: len(left)]):
+            said = asked.setdefault(moderator.name, _Asked(moderator, left))
+            for index in range(len(left)):
+                judgements = await said.of(index)
                 if any(judgement.reaches(settings.thresholds) for judgement in judgements):
                     reached.append((index, settings))
                     if settings.action == "block":
@@ -94,6 +93,30 @@ class Rules:
             if refused is None or index <= refused.window:
                 note(settings.name, settings.action)
         return refused
+
+
+class _Asked:
+    """What a moderator says of windows: of all at once, or of each when it cannot judge some."""
+
+    def __init__(self, moderator: GuardedModerator, windows: Sequence[str]) -> None:
+        self._moderator = moderator
+        self._texts = [moderator.windows(window) for window in windows]
+        self._said: list[list[Judgement]] = []
+
+    async def of(self, index: int) -> list[Judgement]:
+        """Return what it says of a window; those before it were asked for before.
+
+        Raises:
+            UnavailableError: see `GuardedModerator.judge`.
+        """
+        if not self._said and len(self._texts) > 1:
+            with contextlib.suppress(ModeratorError):  # what lies behind a refusal spoils nothing
+                texts = [text for some in self._texts for text in some]
+                judged = iter(await self._moderator.attempt(texts))
+                self._said = [[next(judged) for _ in some] for some in self._texts]
+        if index == len(self._said):
+            self._said.append(await self._moderator.judge(self._texts[index]))
+        return self._said[index]
 
 
 class Policy:
