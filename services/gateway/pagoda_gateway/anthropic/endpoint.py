@@ -36,7 +36,7 @@ class MessagesEndpoint(Endpoint[MessagesBody, ChatBody]):
         self._chats = chats
 
     async def translate(
-        self, sent: MessagesBody, _tenant: str, _request_id: str = ""
+        self, sent: MessagesBody, _tenant: str, _line_id: str = ""
     ) -> Translated[ChatBody]:
         """Return the chat that the body asks for."""
         body = _Chat.model_construct(

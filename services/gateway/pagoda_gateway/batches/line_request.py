@@ -10,7 +10,6 @@ from pagoda_gateway.batches.batch_store import Answer
 
 # A line whose request was refused for now is asked again, so many times in all.
 MAX_TRIES = 20
-_ID_PREFIX = "batch_req_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,6 @@ class Ask(Protocol):
         """Return the answer; cancelling the call ends the request."""
 
 
-def is_of_line(request_id: str) -> bool:
-    """Whether a request is an attempt of a line, and may have run before."""
-    return request_id.startswith(_ID_PREFIX)
-
-
 class LineRequest:
     """The request in one good line of a batch."""
 
@@ -94,7 +88,7 @@ class LineRequest:
 
     @property
     def _id(self) -> str:
-        return f"{_ID_PREFIX}{self._batch['batch_id'].removeprefix('batch_')}-{self._number}"
+        return f"batch_req_{self._batch['batch_id'].removeprefix('batch_')}-{self._number}"
 
     def _answer(self, has_error: bool, **values: Any) -> Answer:
         line = {"id": self._id, "custom_id": self._custom_id, **values}

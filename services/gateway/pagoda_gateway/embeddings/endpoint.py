@@ -55,7 +55,7 @@ class EmbeddingsEndpoint(Endpoint[EmbeddingsBody, CompletionBody]):
     schema = EmbeddingsBody
 
     async def translate(
-        self, sent: EmbeddingsBody, _tenant: str, _request_id: str = ""
+        self, sent: EmbeddingsBody, _tenant: str, _line_id: str = ""
     ) -> Translated[CompletionBody]:
         """Return the completion whose prompts are the inputs."""
         body = _Inputs.model_construct(

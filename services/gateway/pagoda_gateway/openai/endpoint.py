@@ -50,10 +50,10 @@ class Endpoint(ABC, Generic[Sent, Body]):
         self.processors = processors
 
     @abstractmethod
-    async def translate(self, sent: Sent, tenant: str, request_id: str = "") -> Translated[Body]:
+    async def translate(self, sent: Sent, tenant: str, line_id: str = "") -> Translated[Body]:
         """Return what a client of `tenant` has sent as the processor takes it.
 
-        `request_id`: of a request that will run; one that ran before runs again as it did then.
+        `line_id`: a batch's line's request id: it may have run before, and runs as it did then.
 
         Raises:
             InvalidRequestError: names the field that has no translation.
@@ -65,7 +65,7 @@ class ChoicesEndpoint(Endpoint[Body, Body]):
 
     serializer_type: ClassVar[type[ChoiceSerializer]]
 
-    async def translate(self, sent: Body, _tenant: str, _request_id: str = "") -> Translated[Body]:
+    async def translate(self, sent: Body, _tenant: str, _line_id: str = "") -> Translated[Body]:
         """Return the body itself."""
         options = sent.stream_options
 

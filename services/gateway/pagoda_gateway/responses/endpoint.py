@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from pagoda_gateway.batches.line_request import is_of_line
 from pagoda_gateway.errors import (
     InternalError,
     InvalidRequestError,
@@ -98,13 +97,12 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         self.background = BackgroundResponses()
 
     async def translate(
-        self, sent: ResponsesBody, tenant: str, request_id: str = ""
+        self, sent: ResponsesBody, tenant: str, line_id: str = ""
     ) -> Translated[ChatBody]:
         """Return the chat that the body asks for, after the conversation that it goes on with."""
         previous = await self._previous(tenant, sent)
-        may_run_again = is_of_line(request_id)
-        if sent.conversation_id and may_run_again:
-            previous = without_turn(previous, request_id)
+        if sent.conversation_id and line_id:
+            previous = without_turn(previous, line_id)
         asked_items = await referenced(sent.input, previous, partial(self._found, tenant))
         items, offered = [*previous, *asked_items], functions(sent.tools)
         body = _Chat.model_construct(
@@ -127,7 +125,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         async def keep(response: dict[str, Any], log: EventLog | None) -> bool:
             name = tenant, response["id"]
             sent_items = items[len(previous) :]
-            asked = with_ids(previous, sent_items, response["id"], keeps_ids=not may_run_again)
+            asked = with_ids(previous, sent_items, response["id"], keeps_ids=not line_id)
             new = [*asked, *map(without_logprobs, response["output"])]
             value: dict[str, Any] = {"response": response, "items": [*previous, *new]}
             if response["status"] == "queued":  # refused before it costs anything

@@ -146,7 +146,8 @@ class GenerationHandler(Generic[Sent, Body]):
         note_ignored(scope, value, schema)
         validate = partial(validated, value, schema, self._limits)
         sent = await self._bodies.large.read(tenant, num_bytes, validate)
-        translated = await self._endpoint.translate(sent, tenant, caller.request_id)
+        line_id = caller.request_id if caller.service_tier == "batch" else ""
+        translated = await self._endpoint.translate(sent, tenant, line_id)
         note_loose(scope, translated.left_out)
         return translated
 
