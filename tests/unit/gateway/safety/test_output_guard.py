@@ -23,7 +23,7 @@ from pagoda_gateway.dialects import (
 )
 from pagoda_gateway.dialects.text_calls import TextCalls
 from pagoda_gateway.errors import UnavailableError
-from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError
+from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError, NoAnswerError
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.output_guard import OutputGuard
 from pagoda_gateway.safety.policies.file import HttpModeratorSettings, RuleSettings
@@ -190,6 +190,8 @@ class Judge:
     async def judge(self, texts: Sequence[str]) -> list[Judgement]:
         self.texts += texts
         await self.gate.wait()
+        if any("silent" in text for text in texts):
+            raise NoAnswerError("it says nothing")
         if any("fail" in text for text in texts):
             raise ModeratorError("it cannot")
         return [Judgement({"evil": float("bad" in text)}) for text in texts]
@@ -270,6 +272,19 @@ async def test_what_cannot_be_judged_behind_a_refusal_spoils_nothing(on_failure:
     else:
         with pytest.raises(UnavailableError, match="cannot judge"):
             await made.first_refused(windows, lambda *_: None)
+
+
+@pytest.mark.parametrize("on_failure", ["open", "closed"])
+async def test_who_does_not_answer_is_asked_once(on_failure: str) -> None:
+    """Each further look would take as long as it may."""
+    made, judge = judged(on_failure=on_failure)
+    asking = made.first_refused(["x", "silent", "y"], lambda *_: None)
+    if on_failure == "open":
+        assert await asking is None
+    else:
+        with pytest.raises(UnavailableError, match="says nothing"):
+            await asking
+    assert judge.texts == ["x", "silent", "y"]
 
 
 async def judged_output(

@@ -28,6 +28,10 @@ class ModeratorError(Exception):
     """A moderator could not judge; says why, never what the text was."""
 
 
+class NoAnswerError(ModeratorError):
+    """It said nothing in time, whatever the texts: asking of each by itself would not help."""
+
+
 class Moderator(Protocol):
     """Judges texts."""
 

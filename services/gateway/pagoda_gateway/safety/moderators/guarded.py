@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import UnavailableError
-from pagoda_gateway.safety.moderators.base import Judgement, Moderator, ModeratorError
+from pagoda_gateway.safety.moderators.base import (
+    Judgement,
+    Moderator,
+    ModeratorError,
+    NoAnswerError,
+)
 from pagoda_gateway.safety.moderators.classifier import Classifier
 from pagoda_gateway.safety.moderators.http_moderator import HttpModerator
 from pagoda_gateway.safety.policies.file import ClassifierSettings, ModeratorSettings
@@ -58,16 +63,23 @@ class GuardedModerator:
         try:
             return await self.attempt(texts)
         except ModeratorError as error:
-            why = str(error)
+            return self.unjudged(error, len(texts))
+
+    def unjudged(self, error: ModeratorError, num_texts: int) -> list[Judgement]:
+        """Return what counts for so many texts that it could not judge.
+
+        Raises:
+            UnavailableError: they are refused.
+        """
         metrics.MODERATOR_FAILURES.labels(self.name).inc()
         logger.warning(
             "moderator %s: %s; its texts are %s",
-            self.name, why, "let through" if self._is_open else "refused",
+            self.name, error, "let through" if self._is_open else "refused",
         )  # fmt: skip
         if self._is_open:
-            return [Judgement()] * len(texts)
+            return [Judgement()] * num_texts
         raise UnavailableError(
-            f"the moderator {self.name!r} cannot judge this text now ({why}); try again",
+            f"the moderator {self.name!r} cannot judge this text now ({error}); try again",
             retry_after_seconds=RETRY_SECONDS,
         )
 
@@ -82,7 +94,7 @@ class GuardedModerator:
                 return await self._moderator.judge(texts)
         except TimeoutError as error:
             why = str(error) or f"no answer within {self._timeout_seconds:g} s"
-            raise ModeratorError(why) from error
+            raise NoAnswerError(why) from error
 
     async def close(self) -> None:
         """Give back what it holds."""

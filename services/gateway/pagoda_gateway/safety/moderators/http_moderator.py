@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import orjson
 
-from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError
+from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError, NoAnswerError
 from pagoda_gateway.safety.policies.file import HttpModeratorSettings, SafetyFileError
 
 MAX_ANSWER_BYTES = 4 << 20
@@ -45,7 +45,7 @@ class HttpModerator:
                 if answer.status_code != 200:
                     raise ModeratorError(f"it answers with status {answer.status_code}")
         except httpx.HTTPError as error:
-            raise ModeratorError(f"it cannot be asked: {type(error).__name__}") from None
+            raise NoAnswerError(f"it cannot be asked: {type(error).__name__}") from None
         return _judgements(raw, len(texts))
 
     async def close(self) -> None:

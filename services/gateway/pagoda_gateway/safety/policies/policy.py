@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from pagoda_gateway.safety.findings import Direction
-from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError
+from pagoda_gateway.safety.moderators.base import Judgement, ModeratorError, NoAnswerError
 from pagoda_gateway.safety.moderators.guarded import GuardedModerator
 from pagoda_gateway.safety.patterns.expression import ExpressionError
 from pagoda_gateway.safety.patterns.pattern_set import PatternRule
@@ -110,9 +110,13 @@ class _Asked:
             UnavailableError: see `GuardedModerator.judge`.
         """
         if not self._said and len(self._texts) > 1:
+            texts = [text for some in self._texts for text in some]
             with contextlib.suppress(ModeratorError):  # what lies behind a refusal spoils nothing
-                texts = [text for some in self._texts for text in some]
-                judged = iter(await self._moderator.attempt(texts))
+                try:
+                    judgements = await self._moderator.attempt(texts)
+                except NoAnswerError as error:
+                    judgements = self._moderator.unjudged(error, len(texts))
+                judged = iter(judgements)
                 self._said = [[next(judged) for _ in some] for some in self._texts]
         if index == len(self._said):
             self._said.append(await self._moderator.judge(self._texts[index]))
