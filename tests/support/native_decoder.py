@@ -27,7 +27,7 @@ from pagoda_kernels.native.quantised_weight import Bits, quantise
 from pagoda_kernels.one_byte_dtypes import LARGEST
 
 CPU = torch.device("cpu")
-NUM_BLOCKS, VOCAB = 60, 50
+NUM_BLOCKS, VOCAB = 160, 50
 
 
 @dataclass(frozen=True)
@@ -398,12 +398,18 @@ class Model:
 class Sequences:
     """Token ids and blocks of some sequences; what each has computed."""
 
-    def __init__(self, model: Model, lengths: list[int]) -> None:
+    def __init__(self, model: Model, lengths: list[int], *, shared: int = 0) -> None:
+        """Make them; all but the last begin with `shared` tokens of the first, in its blocks."""
         self.model = model
         self.ids = [torch.randint(VOCAB, (n,)) for n in lengths]
         free = torch.randperm(NUM_BLOCKS).tolist()
         size = model.shape.block_size
-        self.tables = [[free.pop() for _ in range(-(-n // size))] for n in lengths]
+        self.tables: list[list[int]] = []
+        for s, ids in enumerate(self.ids):
+            same = shared // size if 0 < s < len(lengths) - 1 else 0
+            ids[: same * size] = self.ids[0][: same * size]
+            own = [free.pop() for _ in range(-(-len(ids) // size) - same)]
+            self.tables.append([*(self.tables[0][:same] if same else ()), *own])
 
     def step(
         self, parts: list[tuple[int, int, int]], kv: torch.Tensor, *, by_torch: bool = False,

@@ -1,5 +1,6 @@
 """The layers of a decoder as one native call: see `sources/pagoda.c`."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -14,7 +15,7 @@ from pagoda_kernels.native.packed_experts import PackedExperts, PackedFeedForwar
 from pagoda_kernels.native.packed_latents import PackedLatents
 from pagoda_kernels.native.packed_linear import PackedLinear
 from pagoda_kernels.native.packed_lora import check_adapters
-from pagoda_kernels.native.structures import AttentionShape, Batch, Decoder, Layer, Step
+from pagoda_kernels.native.structures import AttentionShape, Batch, Bundle, Decoder, Layer, Step
 
 GROUP_KEYS = 16
 """Keys that lie side by side in packed KV (packed_kv.h)."""
@@ -246,7 +247,6 @@ class DecoderLayers:
             else self._library.latents_bytes(self._latents.structure, shape, num_tokens)
         )
         num_seqs = len(batch.seqlens_q_host)
-        first_task = torch.empty(num_seqs + 1, dtype=torch.int64)
         logit_cu_seqlens = torch.empty(num_seqs + 1, dtype=torch.int32)
         logit_positions = None if logit_rows is None else positions.index_select(0, logit_rows)
         num_groups = 1 if places is None else 1 + max(group for group, _ in places)
@@ -284,7 +284,8 @@ class DecoderLayers:
             k_cache=kv[0].data_ptr(),
             v_cache=kv[-1].data_ptr(),
             layer_stride=kv.stride(1),
-            first_task=first_task.data_ptr(),
+            bundles=(Bundle * (num_seqs + 1))(),
+            members=(ctypes.c_int32 * num_seqs)(),
             logit_positions=address_of(logit_positions),
             logit_cu_seqlens=logit_cu_seqlens.data_ptr(),
             adapters=address_of(adapters),

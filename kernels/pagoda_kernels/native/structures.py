@@ -192,6 +192,12 @@ class Decoder(ctypes.Structure):
     )
 
 
+class Bundle(ctypes.Structure):
+    """Sequences that begin with the same blocks (attention_tasks.h)."""
+
+    _fields_ = (("first_task", c_int64), ("first_member", c_int64), ("shared_keys", c_int64))
+
+
 class Step(ctypes.Structure):
     """One step's tokens, caches and room for what is computed (pagoda.c)."""
 
@@ -211,7 +217,8 @@ class Step(ctypes.Structure):
         ("attended", c_void_p),
         ("inner", c_void_p),
         ("beside", c_void_p),
-        ("first_task", c_void_p),
+        ("bundles", ctypes.POINTER(Bundle)),
+        ("members", ctypes.POINTER(c_int32)),
         ("logit_positions", c_void_p),
         ("logit_cu_seqlens", c_void_p),
         ("adapters", c_void_p),

@@ -227,6 +227,9 @@ static void one_model(Threads *threads) {
         contexts[s] = (int32_t)between(1, block_size * max_blocks);
         starts[s + 1] = starts[s] + (int32_t)(draw() % 2 ? 1 : between(1, contexts[s]));
     }
+    for (long s = 1; s < num_seqs && draw() % 2; s++)  // they begin as the first one
+        for (long b = 0; (b + 1) * block_size <= contexts[s] - (starts[s + 1] - starts[s]) && (b + 1) * block_size <= contexts[0] - starts[1]; b++)
+            tables[s * max_blocks + b] = tables[b];
     const long num_tokens = starts[num_seqs];
     long num_wanted = between(0, num_tokens);
     int64_t *ids = malloc(sizeof *ids * (size_t)num_tokens), *slots = malloc(sizeof *slots * (size_t)num_tokens);
@@ -255,7 +258,8 @@ static void one_model(Threads *threads) {
     void *room[7];
     const long widths[7] = {hidden, hidden, hidden, latents ? attended : row, attended, inner > told ? inner : told, hidden * decoder.is_parallel};
     for (int i = 0; i < 7; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
-    int64_t *first_task = malloc(sizeof *first_task * (size_t)(num_seqs + 1));
+    Bundle *bundles = malloc(sizeof *bundles * (size_t)(num_seqs + 1));
+    int32_t *members = malloc(sizeof *members * (size_t)num_seqs);
     void *experts_room = NULL;
     if (layer.experts)
         experts_room = keep(aligned_alloc(64, (size_t)pagoda_experts_bytes(layer.experts, num_tokens)));
@@ -264,7 +268,7 @@ static void one_model(Threads *threads) {
         latents_room = keep(aligned_alloc(64, (size_t)pagoda_latents_bytes(latents, &shape, num_tokens)));
     Step step = {{starts, contexts, tables, max_blocks, slots, num_seqs, num_tokens, block_size, block, cache_kind, is_packed},
                  ids, positions, wanted, draw() % 4 ? num_wanted : -1, k_cache, v_cache, 0,
-                 room[0], room[1], room[2], room[3], room[4], room[5], room[6], first_task,
+                 room[0], room[1], room[2], room[3], room[4], room[5], room[6], bundles, members,
                  wanted_positions, wanted_starts, has_adapters ? slots_of : NULL, wanted_slots, shrunk, experts_room, latents_room};
     const int64_t offsets[4] = {0};
     if (draw() % 2) step.offsets = offsets;
@@ -280,7 +284,7 @@ static void one_model(Threads *threads) {
     free(slots_of), free(wanted_slots), free(wanted_positions), free(wanted_starts), free(shrunk);
     for (int i = 0; i < 4; i++) free(norms[i]);
     free(starts), free(contexts), free(tables), free(ids), free(slots), free(wanted), free(positions);
-    free(first_task), free(embedding), free(cos_sin), free(k_cache), free(v_cache);
+    free(bundles), free(members), free(embedding), free(cos_sin), free(k_cache), free(v_cache);
 }
 
 // Others come and go at their seats; the threads that work follow.

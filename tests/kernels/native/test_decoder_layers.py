@@ -254,6 +254,31 @@ def test_packed_kv_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(in_rows(packed), rows, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.usefixtures("native", "num_threads")
+@pytest.mark.parametrize("name", [*PACKED_SHAPES, "one-head-each", "bloom", "int8-cache"])
+@DTYPES
+def test_sequences_that_begin_with_the_same_blocks_are_as_alone(
+    name: str, dtype: torch.dtype
+) -> None:
+    is_packed = name in PACKED_SHAPES
+    model = Model(replace((PACKED_SHAPES if is_packed else SHAPES)[name], dtype=dtype))
+    lengths = [200, 210, 170, 169, 230, 195, 160]
+    sequences, kv = Sequences(model, lengths, shared=150), model.new_cache()
+
+    def step(parts: list[tuple[int, int, int]], kv: torch.Tensor) -> torch.Tensor:
+        return sequences.step(parts, kv, is_packed=is_packed)
+
+    step([(0, 0, 195)], kv)
+    step([(s, 0 if s == 6 else 128, n - 5) for s, n in enumerate(lengths) if s], kv)
+    parts = [(s, n - 5, n - 4 + s % 4) for s, n in enumerate(lengths)]
+    alone = [step([part], kv.clone()) for part in parts]
+    assert not torch.cat(alone).isnan().any()
+    assert torch.equal(step(parts, kv.clone()), torch.cat(alone))
+    beside = [(4, 150, 229), *parts[:4], *parts[5:]]  # a prompt that begins with them, too
+    expected = [step([beside[0]], kv.clone()), *alone[:4], *alone[5:]]
+    assert torch.equal(step(beside, kv.clone()), torch.cat(expected))
+
+
 @pytest.mark.usefixtures("native")
 def test_what_cannot_be_packed_is_not() -> None:
     assert not model_of("heads-of-80", torch.float32).native.can_pack(16)

@@ -1,7 +1,6 @@
 // Paged attention, read in place from the block pool: prefill chunks and decodes of one step together.
 //
-// A task is some query tokens of one sequence with all query heads of one KV head: their rows share what is
-// loaded. Keys are walked in tiles of 64 that begin at multiples of 64, with a running maximum and sum for
+// Keys are walked in tiles of 64 that begin at multiples of 64, with a running maximum and sum for
 // each row (Milakov and Gimelshein 2018; Dao et al. 2022). A row's result therefore depends on its query
 // and the keys it sees alone, as long as these are finite: not on the chunk it came in, nor on the batch.
 //
@@ -10,73 +9,8 @@
 
 #pragma once
 
-#include "one_byte.h"
+#include "attention_tasks.h"
 #include "packed_kv.h"
-
-#define TILE_KEYS PANEL
-#define TASK_ROWS 96  // query tokens times heads of a KV head, about; half as many where tasks would be few
-#define FEW_TASKS 4   // of a thread
-
-typedef struct {
-    const int32_t *cu_seqlens_q;   // [S + 1]
-    const int32_t *context_lens;   // [S]
-    const int32_t *block_tables;   // [S, table_stride]
-    int64_t table_stride;
-    const int64_t *slot_mapping;   // [T]; negative: not written
-    int64_t num_seqs;
-    int64_t num_tokens;
-    int64_t block_size;
-    int64_t block_stride;  // elements from one block of a cache to the next; a block is dense [block_size, HK, D]
-    int32_t cache_kind;    // of one_byte.h
-    int32_t is_packed;     // blocks are as packed_kv.h has them
-} Batch;
-
-typedef struct {
-    int64_t num_heads;
-    int64_t num_kv_heads;
-    int64_t head_dim;
-    float scale;
-    int32_t is_bf16;
-    float soft_cap;  // c: scores are c * tanh(score / c); 0: they are as they are
-} AttentionShape;
-
-typedef struct {
-    const AttentionShape *shape;
-    const Batch *batch;
-    const void *q;       // [T, q_stride], heads dense
-    int64_t q_stride;
-    const void *k_cache; // of one layer
-    const void *v_cache;
-    const float *k_scale; // [HK], of a cache in one byte
-    const float *v_scale;
-    void *out;           // [T, H, D]
-    int64_t window;      // keys a query sees, itself included; 0: all
-    const float *sinks;  // [H]: a score beside those of keys, with no value; NULL: none
-    const float *slopes; // [H]: what scores, capped, fall by for each token between query and key (ALiBi); NULL: none
-    const int64_t *first_task;  // [S + 1]
-    long task_tokens;           // of a task, at the most
-    Threads *threads;
-} AttentionJob;
-
-static inline long tokens_of_rows(const AttentionShape *shape, long num_rows) {
-    const long group = shape->num_heads / shape->num_kv_heads;
-    return group >= num_rows ? 1 : num_rows / group;
-}
-
-static inline long most_tokens(const AttentionShape *shape) { return tokens_of_rows(shape, TASK_ROWS); }
-
-// The first task of every sequence, and the number of all: [S + 1]. Returns the tokens of a task.
-static long count_tasks(const AttentionShape *shape, const Batch *batch, long num_threads, int64_t *first_task) {
-    long each = most_tokens(shape);
-    for (int is_last = 0; ; is_last = 1, each = tokens_of_rows(shape, TASK_ROWS / 2)) {
-        first_task[0] = 0;
-        for (long s = 0; s < batch->num_seqs; s++) {
-            const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s];
-            first_task[s + 1] = first_task[s] + (num_new + each - 1) / each * shape->num_kv_heads;
-        }
-        if (is_last || first_task[batch->num_seqs] >= FEW_TASKS * num_threads) return each;
-    }
-}
 
 static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -306,39 +240,6 @@ static inline __attribute__((always_inline)) void weigh(const AttentionScratch *
     else if (num_rows - row == 1) weigh_rows(1, s, by, row, first_key, columns, is_bf16);
 }
 
-// Which tokens of which sequence a task has, and where the keys they see lie.
-typedef struct {
-    long sequence, head;          // of keys and values
-    long num_rows;                // tokens times heads of its group
-    long first_token;             // of the step
-    long position;                // of that token
-    long first_key, end_key;      // that any of its tokens sees
-} Part;
-
-static inline Part part_of(const AttentionJob *job, long task) {
-    const AttentionShape *shape = job->shape;
-    const Batch *batch = job->batch;
-    long low = 0, high = batch->num_seqs - 1;
-    while (low < high) {  // the sequence of this task
-        const long middle = (low + high) / 2;
-        if (job->first_task[middle + 1] <= task) low = middle + 1;
-        else high = middle;
-    }
-    const long nth = task - job->first_task[low], each = job->task_tokens;
-    const long start = batch->cu_seqlens_q[low], num_new = batch->cu_seqlens_q[low + 1] - start;
-    // The last tokens first: they see most keys, and nobody should wait for one that began late.
-    const long parts = (num_new + each - 1) / each, part = parts - 1 - nth / shape->num_kv_heads;
-    const long first = num_new * part / parts, end = num_new * (part + 1) / parts;
-    const long before = batch->context_lens[low] - num_new;
-    const long position = before + first;
-    return (Part){
-        .sequence = low, .head = nth % shape->num_kv_heads,
-        .num_rows = (end - first) * (shape->num_heads / shape->num_kv_heads),
-        .first_token = start + first, .position = position, .end_key = before + end,
-        .first_key = job->window && position + 1 > job->window ? position + 1 - job->window : 0,
-    };
-}
-
 // Where the keys and values of a tile lie; beyond the last one it stands for the others.
 typedef struct {
     const void *keys[TILE_KEYS], *values[TILE_KEYS];
@@ -412,88 +313,122 @@ static inline void mask_groups(const AttentionJob *job, const Part *part, long t
     }
 }
 
-// Where the tile behind this one lies, or the first one of the thread's next task; false: there is none.
-static inline int find_later(const AttentionJob *job, const Part *part, long task, long tile, Part *of, long *later) {
-    const long next_task = task + job->threads->num_threads;  // others take those between
+// Where the tile behind this one lies, or the first one of the task's next part or of the thread's next task; false:
+// there is none.
+static inline int find_later(const AttentionJob *job, long task, long nth, const Part *part, long tile, Part *of, long *later) {
     *of = *part;
     *later = tile + TILE_KEYS;
     if (*later < part->end_key) return 1;
-    if (next_task >= job->first_task[job->batch->num_seqs]) return 0;
-    *of = part_of(job, next_task);
+    const long next_task = task + job->threads->num_threads;  // others take those between
+    if (!part_of(job, task, nth + 1, of) && !part_of(job, next_task, 0, of)) return 0;
     *later = of->first_key / TILE_KEYS * TILE_KEYS;
     return 1;
+}
+
+// Widths of a job's rows, in words or numbers.
+typedef struct {
+    long q, weights, columns;
+} RowWidths;
+
+// The scratch memory of a task's rows from this one on.
+static inline AttentionScratch from_row(const AttentionScratch *s, long row, const RowWidths *widths) {
+    return (AttentionScratch){.q = s->q + row * widths->q, .k_panel = s->k_panel, .v_panel = s->v_panel,
+                              .scores = s->scores + row * TILE_KEYS, .weights = s->weights + row * widths->weights,
+                              .sums = s->sums + row * widths->columns, .largest = s->largest + row, .total = s->total + row};
+}
+
+static inline __attribute__((always_inline)) void begin_rows(const AttentionJob *job, const Part *part, const AttentionScratch *s,
+                                                             const RowWidths *widths, const int is_bf16) {
+    const long width = job->shape->head_dim, group = group_of(job->shape);
+    for (long row = 0; row < part->num_rows; row++) {
+        const long token = part->first_token + row / group, of = part->head * group + row % group;
+        copy_x(at(job->q, token * job->q_stride + of * width, is_bf16), width, s->q + row * widths->q, is_bf16);
+        s->largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
+        s->total[row] = job->sinks ? 1 : 0;
+    }
+    memset(s->sums, 0, (size_t)(part->num_rows * widths->columns) * 4);
+}
+
+static inline __attribute__((always_inline)) void end_attended(const AttentionJob *job, const Part *part, const AttentionScratch *s,
+                                                               const RowWidths *widths, const int is_bf16) {
+    const AttentionShape *shape = job->shape;
+    const long width = shape->head_dim, group = group_of(shape);
+    const float v_scale = job->batch->cache_kind != CACHE_AS_ROWS ? job->v_scale[part->head] : 1.0f;
+    for (long row = 0; row < part->num_rows; row++) {
+        const long token = part->first_token + row / group, of = part->head * group + row % group;
+        const long to = (token * shape->num_heads + of) * width;
+        const float total = s->total[row], *sums = s->sums + row * widths->columns;
+        long d = 0;
+        for (; d + LANES <= width; d += LANES)
+            vstore_any(job->out, to + d, vload(sums + d) / total * v_scale, is_bf16);
+        for (; d < width; d++) store_any(job->out, to + d, sums[d] / total * v_scale, is_bf16);
+    }
 }
 
 static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
                                                          const int is_bf16) {
     const AttentionShape *shape = job->shape;
-    const long width = shape->head_dim, group = shape->num_heads / shape->num_kv_heads;
-    const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
-    const long columns = (width + PANEL - 1) / PANEL * PANEL, q_words = x_words(steps, is_bf16);
-    const Part part = part_of(job, task);
+    const long width = shape->head_dim, steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
+    const RowWidths widths = {x_words(steps, is_bf16), x_words(key_steps, is_bf16), (width + PANEL - 1) / PANEL * PANEL};
     const int is_packed = job->batch->is_packed != 0;
-    // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
-    const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
-    const float score_scale = shape->scale * (is_coded ? job->k_scale[part.head] : 1.0f);
-    const Weighing by = {
-        .scale = score_scale, .soft_cap = shape->soft_cap, .slopes = job->slopes ? job->slopes + part.head * group : NULL,
-        .position = part.position, .window = job->window, .group = group};
+    Part part;
+    AttentionScratch all;
+    lay_out(shape, scratch_of(job->threads, thread), &all);
+    for (long nth = 0; part_of(job, task, nth, &part); nth++) {
+        if (part.first_token < 0) continue;
+        const AttentionScratch s = from_row(&all, part.first_row, &widths);
+        begin_rows(job, &part, &s, &widths, is_bf16);
+    }
+    if (is_packed) memset(all.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
+    else if (widths.columns != width) memset(all.v_panel, 0, (size_t)(key_steps * widths.columns) * 4);
+
     TileRows rows[2];
     TileGroups groups, later_groups;
+    part_of(job, task, 0, &part);
     long tile = part.first_key / TILE_KEYS * TILE_KEYS;
     if (is_packed) find_groups(job, &part, tile, &later_groups, is_bf16);
     else find_tile(job, &part, tile, &rows[0], is_bf16);
-    AttentionScratch s;
-    lay_out(shape, scratch_of(job->threads, thread), &s);
-    for (long row = 0; row < part.num_rows; row++) {
-        const long token = part.first_token + row / group, of = part.head * group + row % group;
-        copy_x(at(job->q, token * job->q_stride + of * width, is_bf16), width, s.q + row * q_words, is_bf16);
-        s.largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
-        s.total[row] = job->sinks ? 1 : 0;
-    }
-    memset(s.sums, 0, (size_t)(part.num_rows * columns) * 4);
-    if (is_packed) memset(s.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
-    else if (columns != width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
-
-    for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
-        const TileRows *here = &rows[now], *later = &rows[!now];
-        Part next;
-        long next_tile;
-        const int has_later = find_later(job, &part, task, tile, &next, &next_tile);
-        if (is_packed) {
-            groups = later_groups;
-            if (has_later) find_groups(job, &next, next_tile, &later_groups, is_bf16);
-            mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
-            packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
-        } else {
-            if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
-            else later = here;
+    // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
+    const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
+    Weighing by = {.scale = shape->scale * (is_coded ? job->k_scale[part.head] : 1.0f), .soft_cap = shape->soft_cap,
+                   .slopes = job->slopes ? job->slopes + part.head * group_of(shape) : NULL, .window = job->window,
+                   .group = group_of(shape)};
+    int now = 0;
+    for (long nth = 0; part_of(job, task, nth, &part); nth++) {
+        const AttentionScratch s = from_row(&all, part.first_row, &widths);
+        by.position = part.position;
+        for (tile = part.first_key / TILE_KEYS * TILE_KEYS; tile < part.end_key; tile += TILE_KEYS, now = !now) {
+            const TileRows *here = &rows[now], *later = &rows[!now];
+            Part next;
+            long next_tile;
+            const int has_later = find_later(job, task, nth, &part, tile, &next, &next_tile);
+            if (is_packed) {
+                groups = later_groups;
+                if (has_later) find_groups(job, &next, next_tile, &later_groups, is_bf16);
+                mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
+                packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
+            } else {
+                if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
+                else later = here;
 #define PACK_TILE(KIND)                                                                                \
     pack_tile(here->keys, here->values, later->keys, later->values, here->num_keys, width, s.k_panel,  \
               s.v_panel, is_bf16, KIND)
-            if (job->batch->cache_kind == CACHE_E4M3) PACK_TILE(CACHE_E4M3);
-            else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
-            else PACK_TILE(CACHE_AS_ROWS);
+                if (job->batch->cache_kind == CACHE_E4M3) PACK_TILE(CACHE_E4M3);
+                else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
+                else PACK_TILE(CACHE_AS_ROWS);
 #undef PACK_TILE
-            panel_product(part.num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
+                panel_product(part.num_rows, steps, s.q, widths.q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
+            }
+            weigh(&s, &by, part.num_rows, tile, widths.columns, is_bf16);
+            if (is_packed) {
+                packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, widths.columns, is_bf16);
+                continue;
+            }
+            for (long d = 0; d < widths.columns; d += PANEL)
+                panel_product(part.num_rows, key_steps, s.weights, widths.weights, s.v_panel + d / PANEL * key_steps * PANEL,
+                              s.sums + d, widths.columns, s.k_panel, 1, is_bf16, NULL);
         }
-        weigh(&s, &by, part.num_rows, tile, columns, is_bf16);
-        if (is_packed) {
-            packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);
-            continue;
-        }
-        for (long d = 0; d < columns; d += PANEL)
-            panel_product(part.num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
-                          s.sums + d, columns, s.k_panel, 1, is_bf16, NULL);
-    }
-    for (long row = 0; row < part.num_rows; row++) {
-        const long token = part.first_token + row / group, of = part.head * group + row % group;
-        const long to = (token * shape->num_heads + of) * width;
-        const float total = s.total[row], v_scale = is_coded ? job->v_scale[part.head] : 1.0f;
-        long d = 0;
-        for (; d + LANES <= width; d += LANES)
-            vstore_any(job->out, to + d, vload(s.sums + row * columns + d) / total * v_scale, is_bf16);
-        for (; d < width; d++) store_any(job->out, to + d, s.sums[row * columns + d] / total * v_scale, is_bf16);
+        if (part.first_token >= 0) end_attended(job, &part, &s, &widths, is_bf16);
     }
 }
 
@@ -504,5 +439,5 @@ static void attention_task(const void *argument, long task, int thread) {
 }
 
 static void attention(Threads *threads, const AttentionJob *job) {
-    in_parallel(threads, attention_task, job, job->first_task[job->batch->num_seqs]);
+    in_parallel(threads, attention_task, job, num_tasks_of(job->tasks));
 }

@@ -199,7 +199,8 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     const long width = shape->head_dim, value_width = all->latents->kv_rank, tokens = job->batch->num_tokens;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
     const long columns = (value_width + PANEL - 1) / PANEL * PANEL, q_words = x_words(steps, is_bf16);
-    const Part part = part_of(job, task / all->num_parts);
+    Part part;
+    part_of(job, task / all->num_parts, 0, &part);
     const long nth = task % all->num_parts;
     const long first_head = shape->num_heads * nth / all->num_parts;
     const long heads = shape->num_heads * (nth + 1) / all->num_parts - first_head;
@@ -268,7 +269,7 @@ static void attention_to_latents(Threads *threads, LatentsJob *job, const int32_
     const Latents *latents = job->latents;
     const AttentionJob *attention = &job->attention;
     const long tokens = attention->batch->num_tokens, heads = attention->shape->num_heads;
-    const long num_tasks = attention->first_task[attention->batch->num_seqs];
+    const long num_tasks = num_tasks_of(attention->tasks);
     if (!tokens) return;
     if (latents->q_up) product(threads, latents->q_up, job->room->q_latent, tokens, job->room->q, adapters, shrunk);
     in_parallel(threads, part_heads_task, job, tasks_of(tokens));

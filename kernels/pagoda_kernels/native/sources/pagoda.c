@@ -81,7 +81,8 @@ typedef struct {
     void *attended;   // [, H D]; with latents [, H value]
     void *inner;      // [, intermediate]
     void *beside;     // [, hidden], if blocks are parallel: what attention adds
-    int64_t *first_task;  // [S + 1]
+    Bundle *bundles;      // [S + 1]
+    int32_t *members;     // [S]
     const int32_t *logit_positions;  // [R]
     int32_t *logit_cu_seqlens;       // [S + 1]
     // Slots of the projections' adapters, negative for none; NULL: no row has any.
@@ -153,12 +154,16 @@ static void announce(Threads *threads, const Step *step, const Layer *layer, lon
     const long room = UPCOMING_BYTES / 2 / (long)upcoming->block_bytes;
     const long most = room < UPCOMING_BLOCKS ? room : UPCOMING_BLOCKS;
     long count = 0;
+    const int32_t *before = NULL;
     for (long s = 0; s < batch->num_seqs && count < most; s++) {
-        const long num_new = batch->cu_seqlens_q[s + 1] - batch->cu_seqlens_q[s], end = batch->context_lens[s];
+        const long num_new = num_new_of(batch, s), end = batch->context_lens[s];
         if (num_new > UPCOMING_TOKENS) continue;
+        const int32_t *table = batch->block_tables + s * batch->table_stride;
         const long seen = layer->window && end - num_new + 1 > layer->window ? end - num_new + 1 - layer->window : 0;
-        for (long b = seen / batch->block_size; b * batch->block_size < end && count < most; b++)
-            upcoming->blocks[count++] = batch->block_tables[s * batch->table_stride + b];
+        long b = seen / batch->block_size;
+        while (before && b * batch->block_size < end && table[b] == before[b]) b++;  // comes already
+        for (; b * batch->block_size < end && count < most; b++) upcoming->blocks[count++] = table[b];
+        before = table;
     }
     upcoming->num_parts = 2 * count * (long)parts_of_block(upcoming->block_bytes);
     atomic_store_explicit(&upcoming->next_part, 0, memory_order_relaxed);
@@ -265,7 +270,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
     Rows rows = first > last_kv ? wanted_rows(step) : all_rows(step);
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
-    long task_tokens = 0;
+    Tasks tasks = {.bundles = step->bundles, .members = step->members};
+    const int32_t *tables = NULL;
+    int may_share = 0;
     NormJob norm_job = {.residual = rows.residual, .out = step->hidden, .num_rows = rows.count,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
@@ -298,16 +305,17 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         }
         const int is_dropped = rows.tokens != NULL;
         const Batch batch = batch_for(step, i, &rows);
-        if (layer->shape != shape)
-            task_tokens = count_tasks(layer->shape, &batch, threads->num_threads, step->first_task);
-        shape = layer->shape;
+        const int sees_all = !layer->latents && !layer->window && !decoder->alibi_slopes;
+        if (layer->shape != shape || batch.block_tables != tables || sees_all != may_share) {
+            shape = layer->shape, tables = batch.block_tables, may_share = sees_all;
+            find_tasks(shape, &batch, threads->num_threads, may_share, &tasks);
+        }
         const void *attended = step->attended;
         AttentionJob attention_job = {
             .shape = shape, .batch = &batch, .q = step->qkv, .q_stride = layer->qkv ? layer->qkv->num_outputs : 0,
             .k_cache = caches.k, .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
-            .slopes = decoder->alibi_slopes, .first_task = step->first_task,
-            .task_tokens = task_tokens, .threads = threads};
+            .slopes = decoder->alibi_slopes, .tasks = &tasks, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
             lay_out_latents(layer->latents, shape, rows.count, step->latents_room, &room);
