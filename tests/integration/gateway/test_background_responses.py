@@ -11,6 +11,7 @@ from support.scripted_worker import ScriptedWorker
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.response_store.database_store import DatabaseResponseStore
+from pagoda_gateway.responses import endpoint
 from pagoda_gateway.sequences.generation import Generation
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -233,11 +234,38 @@ async def test_what_another_gateway_runs_is_found_with_what_was_asked(
         before = await client.responses.retrieve(response_id)
         await account(running, f"runs{outcome}", outcome=outcome)
         found = await client.responses.retrieve(response_id)
-        assert (await client.responses.cancel(response_id)).status == "cancelled"
+        cancelled = await client.responses.cancel(response_id)
+        assert cancelled.status == (status if outcome else "cancelled")
+        assert cancelled.error == found.error
+        follower = await client.responses.create(**ASKED, previous_response_id=response_id)
+        assert follower.status == "queued"
+        await ended(running)
+        assert await gone.running() == set()
     assert before.status == "in_progress"
     assert (found.status, found.metadata) == (status, {"for": "a test"})
     assert (found.error is None) is (status == "in_progress")
     assert said in (found.error.message if found.error else "")
+
+
+async def test_what_a_dead_gateway_has_left_is_ended_though_nobody_asks(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(endpoint, "SWEEP_SECONDS", 0.0)
+    async with running.sdk() as client:
+        first = await client.responses.create(**ASKED)
+        await ended(running)
+        gone = DatabaseResponseStore(
+            running.gateway.ledger.database, running.gateway.large_bodies,
+            gateway_id="gateway-dead", max_bytes=1 << 20, keep_seconds=60, run_seconds=60,
+        )  # fmt: skip
+        value = {"response": first.model_dump() | {"id": "resp_left"}, "items": []}
+        assert await gone.put("default", "resp_left", value, is_running=True)
+        await account(running, "left", outcome="reconciled", gateway_id="gateway-dead")
+        async with asyncio.timeout(30):
+            while await gone.running():  # noqa: ASYNC110 - a gateway does it, and tells nobody
+                await asyncio.sleep(0.01)
+        assert (await client.responses.retrieve("resp_left")).status == "failed"
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,29 @@ async def test_it_has_so_many_items_at_most(
     assert len(answer.output_text) == 4
 
 
+async def test_one_in_the_background_that_it_has_no_room_for_says_so_whenever_it_is_read(
+    start: Start, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "MAX_KEPT_ITEMS", 3)
+    worker = ScriptedWorker(bus, gate_index=2)
+    async with start(worker) as running, running.sdk() as client:
+        made = await client.conversations.create()
+        asked = {**ASKED, "conversation": made.id, "background": True}
+        async with await client.responses.create(**asked, stream=True) as stream:
+            await running.tokens_arrived(2)
+            await client.conversations.items.create(made.id, items=[SAID, SAID])
+            worker.open_gate()
+            events = [event async for event in stream]
+        assert await running.gateway.admission.drain(30)
+        response = events[-1].response
+        found = await client.responses.retrieve(response.id)
+        again = [e async for e in await client.responses.retrieve(response.id, stream=True)]
+        assert len(await listed(client, made.id)) == 2
+    assert not response.model_dump()["store"]
+    assert response == found == again[-1].response
+    assert [event.sequence_number for event in again] == list(range(len(events)))
+
+
 async def test_it_takes_so_many_bytes_at_most(start: Start, bus: Any) -> None:
     large = {**SAID, "content": "x" * 1400}
     worker = ScriptedWorker(bus, card=tiny_card(max_model_len=4096))

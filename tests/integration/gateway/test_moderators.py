@@ -87,6 +87,24 @@ async def test_a_service_judges_prompts_and_outputs(
     assert moderated.json()["results"][0]["categories"] == {"evil": True}
 
 
+async def test_a_prompt_refused_in_the_background_is_not_worth_another_try(
+    start: Start, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "input": "an evil question", "background": True}
+    async with (
+        moderation_server() as server,
+        start(safety_file=policy(tmp_path, server)) as running,
+        running.sdk() as client,
+    ):
+        queued = await client.responses.create(**asked)
+        assert await running.gateway.admission.drain(30)
+        found = await client.responses.retrieve(queued.id)
+    assert found.status == "failed"
+    assert found.error is not None
+    assert found.error.code == "invalid_prompt"
+    assert "rule 'evil'" in found.error.message
+
+
 async def test_a_service_sees_all_that_is_said(start: Start, tmp_path: Path) -> None:
     call = {"function": {"name": "f", "arguments": '{"a": "\\u0065vil"}'}}
     tool = {"type": "function", "function": {"name": "f", "description": "evil"}}

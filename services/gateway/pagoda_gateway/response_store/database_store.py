@@ -180,12 +180,13 @@ class DatabaseResponseStore(ResponseStore):
 
         return await self._call(delete)
 
-    async def running(self) -> set[tuple[str, str]]:
+    async def running(self, *, anywhere: bool = False) -> set[tuple[str, str]]:
         """See `ResponseStore`."""
         names = sa.select(RESPONSES.c.tenant, RESPONSES.c.object_id)
-        mine = names.where(RESPONSES.c.gateway_id == self._gateway_id)
+        gateway_id = RESPONSES.c.gateway_id
+        of = gateway_id.is_not(None) if anywhere else gateway_id == self._gateway_id
         with _answering():
-            rows = await self._database.rows(mine)
+            rows = await self._database.rows(names.where(of))
         return {(row["tenant"], row["object_id"]) for row in rows}
 
     async def sweep(self) -> int:

@@ -33,7 +33,7 @@ from pagoda_gateway.responses.references import referenced
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, ResponsesBody, TextFormat
 from pagoda_gateway.responses.serializer import ResponseSerializer, failed
 from pagoda_gateway.responses.tools import chat_choice, functions, left_out
-from pagoda_gateway.responses.unkept import lost_message, unkept_response
+from pagoda_gateway.responses.unkept import has_died, lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
 
@@ -135,7 +135,13 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
                 if await self._end(*name, lambda _: value, log) is None:
                     return False
-                await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
+                try:
+                    await self.conversations.go_on(
+                        tenant, sent.conversation_id, new, response["id"]
+                    )
+                except (StorageFullError, UnavailableError):  # who asks again is told, too
+                    await self._store.change(*name, lambda value: _became(value, store=False))
+                    raise
                 return True
             async with asyncio.timeout(KEEP_SECONDS):
                 await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
@@ -191,7 +197,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 ended = await self._end(
                     tenant,
                     generation.identity.object_id,
-                    lambda kept: {**kept, "response": kept["response"] | failed(error)},
+                    lambda kept: _became(kept, **failed(error)),
                     log,
                 )
                 if log is not None and ended is not None and not log.has_ended:
@@ -221,7 +227,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             )
 
     async def run(self) -> None:
-        """End what another replica has ended, and delete what has expired: for ever."""
+        """End what others have ended, or died with, and delete what has expired: for ever."""
         swept = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -230,6 +236,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 if time.monotonic() - swept >= SWEEP_SECONDS:
                     while await self._store.sweep():
                         pass
+                    for tenant, response_id in await self._store.running(anywhere=True):
+                        await self._settled(tenant, response_id)
                     swept = time.monotonic()
             except UnavailableError:  # the log says so
                 pass
@@ -241,11 +249,10 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: see `find`.
             InvalidRequestError: it does not run in the background.
         """
-
-        def cancelled(kept: dict[str, Any]) -> dict[str, Any]:
-            return {**kept, "response": kept["response"] | {"status": "cancelled"}}
-
-        ended = await self._store.end(tenant, response_id, cancelled)
+        await self._settled(tenant, response_id)
+        ended = await self._store.end(
+            tenant, response_id, lambda kept: _became(kept, status="cancelled")
+        )
         if ended is not None:
             self.background.stop(tenant, response_id)
         response: dict[str, Any] = (ended or (await self._kept(tenant, response_id)).value)[
@@ -277,14 +284,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: it is not kept, or no longer.
             UnavailableError: the database does not answer.
         """
-        kept = await self._found(tenant, response_id)
-        account = None
-        is_elsewhere = not self.background.is_running(tenant, response_id)
-        if is_elsewhere and (kept is None or kept.gateway_id is not None):
-            account = await self._account_of(tenant, response_id)
-            if account is not None and account["closed_unix_seconds"] is not None:
-                # What has ended is kept before its account is closed: it may have since we looked.
-                kept = await self._found(tenant, response_id)
+        kept, account = await self._settled(tenant, response_id)
         if kept is None:
             is_others = account is not None and account["gateway_id"] != self._gateway_id
             if account is None or not is_others or account["endpoint"] != self.name:
@@ -293,9 +293,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         response: dict[str, Any] = kept.value["response"]
         if kept.gateway_id is None:
             return response
-        if account is not None and (message := lost_message(account)):
-            return response | failed(InternalError(message))
-        if is_elsewhere or self.background.has_begun(tenant, response_id):
+        is_here = self.background.is_running(tenant, response_id)
+        if not is_here or self.background.has_begun(tenant, response_id):
             response["status"] = "in_progress"
         return response
 
@@ -370,7 +369,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             return await self.conversations.items(tenant, sent.conversation_id)
         if not sent.previous_response_id:
             return []
-        kept = await self._found(tenant, sent.previous_response_id)
+        kept, _ = await self._settled(tenant, sent.previous_response_id)
         if kept is None:
             raise PreviousResponseError(
                 _not_kept(sent.previous_response_id), param="previous_response_id"
@@ -395,9 +394,40 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         is_one = response_id.startswith(self.object_id_prefix)
         return await self._store.get(tenant, response_id) if is_one else None
 
+    async def _settled(
+        self, tenant: str, response_id: str
+    ) -> tuple[Kept | None, Mapping[Any, Any] | None]:
+        """Return what is kept of a response, and its account if that was asked.
+
+        What runs at a gateway that has died fails, once its account says so.
+        """
+        kept = await self._found(tenant, response_id)
+        if self.background.is_running(tenant, response_id):
+            return kept, None
+        if kept is not None and kept.gateway_id is None:
+            return kept, None
+        account = await self._account_of(tenant, response_id)
+        if account is None or not (message := lost_message(account)):
+            return kept, account
+        # What has ended is kept before its account is closed: it may have since we looked.
+        kept = await self._found(tenant, response_id)
+        if kept is not None and kept.gateway_id is not None:
+            lost = failed(InternalError(message))
+            if has_died(account, time.time()):
+                await self._store.end(tenant, response_id, lambda now: _became(now, **lost))
+                kept = await self._found(tenant, response_id)
+            else:
+                kept = Kept(_became(kept.value, **lost), None)
+        return kept, account
+
     @staticmethod
     def _missing(response_id: str) -> NotFoundError:
         return NotFoundError(_not_kept(response_id))
+
+
+def _became(kept: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return what is kept with a response that has changed."""
+    return {**kept, "response": kept["response"] | changes}
 
 
 def _not_kept(response_id: str) -> str:

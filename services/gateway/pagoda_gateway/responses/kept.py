@@ -71,8 +71,8 @@ class ResponseStore(Protocol):
     async def delete(self, tenant: str, object_id: str) -> bool:
         """Forget a value; return whether it was there."""
 
-    async def running(self) -> set[tuple[str, str]]:
-        """Return tenant and id of what is the work of this gateway."""
+    async def running(self, *, anywhere: bool = False) -> set[tuple[str, str]]:
+        """Return tenant and id of what is the work of this gateway, or of any."""
 
     async def sweep(self) -> int:
         """Delete some that have expired; return how many."""

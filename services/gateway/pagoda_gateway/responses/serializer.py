@@ -29,12 +29,13 @@ from pagoda_gateway.text.tokenizer import ModelTokenizer
 logger = logging.getLogger(__name__)
 
 TOKENS_AT_ONCE = 256  # whose log probabilities are written before others have their turn
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 _CUTS = {"length": "max_output_tokens", CONTENT_FILTER: CONTENT_FILTER}
 
 
 def failed(error: GatewayError) -> dict[str, Any]:
     """Return what differs in a response that has failed."""
-    code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+    code = _CODES.get(error.status, "server_error")
     return {"status": "failed", "error": {"code": code, "message": str(error)}}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda_gateway.errors import NotFoundError, shorten
 
+LAST_WORD_SECONDS = 10.0  # behind a request's account, for its gateway to keep why it failed
 _DIED = "the gateway that made it died before it had ended, and its text with it; "
 _BILLED = "its receipt says what of it is billed. Ask again."
 _MESSAGES = {
@@ -23,6 +24,12 @@ def lost_message(account: Mapping[Any, Any]) -> str:
     if account["closed_unix_seconds"] is None:
         return ""
     return _MESSAGES.get(account["outcome"] or "", _DIED + _BILLED)
+
+
+def has_died(account: Mapping[Any, Any], now: float) -> bool:
+    """Return whether the gateway that made it will not say itself how it has ended."""
+    is_sure = account["outcome"] in ("reconciled", "lost")
+    return is_sure or now - account["closed_unix_seconds"] >= LAST_WORD_SECONDS
 
 
 def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:
