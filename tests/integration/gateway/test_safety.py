@@ -290,6 +290,28 @@ async def test_calls_of_tools_are_filtered(
     assert "".join(pieces) == message["tool_calls"][0]["function"]["arguments"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('<tool_call>\n{"name": "damn", "arguments": {}}\n</tool_call>', ""),
+        ('ok <tool_call>\n{"name": "damn", "arguments": {}}\n</tool_call>', "ok "),
+    ],
+)
+async def test_marks_before_what_is_refused_are_not_billed(
+    start: Start, bus: Bus, model_folder: Path, rules: Path, text: str, shown: str
+) -> None:
+    async with start(says(bus, model_folder, text), safety_file=rules) as running:
+        whole = (await running.chat(**asked("hi", tools=[WEATHER]))).json()
+        options = {"include_usage": True}
+        chunks = await running.events(**asked("hi", tools=[WEATHER], stream_options=options))
+    (choice,) = whole["choices"]
+    assert (choice["message"]["content"] or "") == shown
+    assert choice["finish_reason"] == "content_filter"
+    num_shown = len(ModelTokenizer.load(model_folder).encode(shown, add_special_tokens=False))
+    assert whole["usage"]["completion_tokens"] == num_shown
+    assert chunks[-1]["usage"] == whole["usage"]
+
+
 async def test_calls_that_take_a_text_are_filtered(
     start: Start, bus: Bus, model_folder: Path, rules: Path
 ) -> None:

@@ -14,7 +14,7 @@ class OutputText:
 
     __slots__ = (
         "_coming", "_detokenizer", "_guard", "_held", "_min_tokens", "_num_chars", "_num_passed",
-        "_num_shown", "_stops", "pieces",
+        "_num_shown", "_num_taken", "_stops", "pieces",
     )  # fmt: skip
 
     def __init__(
@@ -35,9 +35,11 @@ class OutputText:
         self._guard = guard
         # Tokens that the client may not have yet: (how many, where their text ends) of those whose
         # text its guard has not got, for half a character or for what may be a stop string, (how
-        # many, as many characters it had with them) of the others; and how many the client has.
+        # many, with which of its characters they are shown) of the others; how many characters
+        # those before were shown with; and how many tokens the client has.
         self._coming: deque[tuple[int, int]] = deque()
         self._held: deque[tuple[int, int]] = deque()
+        self._num_taken = 0
         self._num_shown = 0
         self._num_chars = 0
         self._num_passed = 0  # of them, to the guard
@@ -106,6 +108,9 @@ class OutputText:
             num_taken = guard.num_taken
             while self._coming and self._coming[0][1] <= self._num_passed:
                 num_tokens, end = self._coming.popleft()
-                within = max(0, end - start)  # of this text; a guard takes no marks of calls
-                self._held.append((num_tokens, min(num_taken_before + within, num_taken)))
+                within = max(0, end - start)  # of this text
+                taken = min(num_taken_before + within, num_taken)
+                # A guard takes no marks of calls or thoughts: they come with what is behind them.
+                self._held.append((num_tokens, max(taken, self._num_taken + 1)))
+                self._num_taken = max(taken, self._num_taken)
         self.add(text)
