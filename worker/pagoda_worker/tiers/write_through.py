@@ -206,7 +206,8 @@ class WriteThrough:
         call = self._stub.Put(timeout=PUT_SECONDS)
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; it says why
-                await self._send(call, taken)
+                if not await self._send(call, taken):
+                    return
             response = await call
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
@@ -245,16 +246,21 @@ class WriteThrough:
         self._enqueue(urgent)
         self._put_off(others)
 
-    async def _send(self, call: PutCall, blocks: Sequence[Block]) -> None:
+    async def _send(self, call: PutCall, blocks: Sequence[Block]) -> bool:
+        """Return whether something was left of the blocks to be written."""
         # Not by an iterator: gRPC would answer an exception of ours by cancelling whoever waits.
         event_loop = asyncio.get_running_loop()
+        is_written = False
         for start in range(0, len(blocks), self._blocks_per_message):
             part = blocks[start : start + self._blocks_per_message]
             message, lost = await event_loop.run_in_executor(self._executor, self._encode, part)
             self._forget(lost)
             if message.blocks:
                 await call.write(message)
-        await call.done_writing()
+                is_written = True
+        if is_written:
+            await call.done_writing()
+        return is_written
 
     def _encode(self, blocks: Sequence[Block]) -> tuple[kv_store_pb2.PutRequest, list[Block]]:
         """Read and digest blocks. Returns the message and what was overwritten meanwhile."""

@@ -129,6 +129,19 @@ async def test_absent_kvstore_drops_and_counts() -> None:
         assert harness.writer.num_queued_blocks == 0
 
 
+async def test_an_absent_kvstore_is_not_told_that_all_was_overwritten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with grpc_channel("127.0.0.1:1", token="") as channel:
+        harness = Harness(channel, 64 * BLOCK_BYTES)
+        harness.store(1)
+        harness.pool.on_read = lambda: harness.resident.on_evict(h(1), 1)
+        await harness.writer.write_queued()
+    assert harness.num_dropped == 1
+    assert harness.writer.num_queued_blocks == 0
+    assert not caplog.records
+
+
 def test_parents_are_bounded() -> None:
     parents = ParentHashes(2)
     parents.add_chain(h(0), [h(1), h(2), h(3)])
