@@ -1,5 +1,6 @@
 """The compose files agree with themselves and with what the documents tell people to type."""
 
+import hashlib
 import itertools
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from pagoda_cli.configuration_page import render_names
+from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization
 from pagoda_worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
@@ -386,3 +388,10 @@ def test_scaled_commands_in_the_documents_fit_on_one_gpu() -> None:
                     worker["environment"][name] = value
         replicas = {name: int(n) for name, n in re.findall(r"--scale (\w+)=(\d+)", command)}
         assert shares_by_gpu(services, replicas)["0"] <= 1, command
+
+
+def test_nats_starts_anew_where_its_users_have_changed() -> None:
+    """Compose starts a container anew when its definition has changed, not what it mounts."""
+    rendered = authorization(dict.fromkeys(PERMISSIONS, ""))
+    expected = hashlib.sha256(rendered.encode()).hexdigest()[:12]
+    assert read("compose.yaml")["nats"]["labels"] == {"pagoda.permissions": expected}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -12,7 +13,7 @@ from support.limits import MICROS_PER_TOKEN, hold_of, key_with, limiter_on
 from support.replicas import ADMIN_KEY, MAX_TOKENS, Client, Replicas, set_price
 from support.running_gateway import CHAT, Running, running_applier, running_gateway
 from support.scripted_worker import ScriptedWorker
-from support.servers import Server, nats_server, redis_server, settings_for
+from support.servers import Server, binary, free_port, nats_server, redis_server, settings_for
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
 from pagoda_gateway.accounts.database import Database
@@ -25,9 +26,11 @@ from pagoda_gateway.accounts.usage import forwarder
 from pagoda_gateway.accounts.usage.folder_lock import FolderLock
 from pagoda_gateway.accounts.usage.forwarder import Forwarder
 from pagoda_gateway.accounts.usage.outbox import Outbox
+from pagoda_gateway.accounts.usage.stream import ensure_usage_stream
 from pagoda_gateway.accounts.usage.usage_log import UsageLog
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.messaging.bus import Bus
+from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 
 pytestmark = pytest.mark.integration
@@ -111,6 +114,39 @@ async def test_what_waits_for_an_applier_is_waited_for(
             await accounted.wait("other counters")
 
 
+async def test_nats_that_does_not_say_what_the_ledger_has_is_what_is_named(
+    tmp_path: Path, impatient: None
+) -> None:
+    """It runs with a nats.conf of before gateways asked."""
+    users = dict.fromkeys(PERMISSIONS, "password")
+    port, config = free_port(), tmp_path / "nats.conf"
+    config.write_text(
+        f"host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: {tmp_path / 'jetstream'} }}\n"
+        + authorization(users).replace("$JS.API.CONSUMER.INFO.USAGE.*", "pagoda.v1.nothing")
+    )
+    command = [binary("nats-server"), "--config", str(config)]
+    server = Server(command, port, tmp_path / "nats.log", "password", f"nats://127.0.0.1:{port}")
+    gateways, appliers = (
+        settings_for(server, home=tmp_path, nats_user=user) for user in ("gateway", "applier")
+    )
+    server.start()
+    try:
+        async with (
+            Bus.connect(appliers, name="applier") as applier,
+            Bus.connect(gateways, name="gateway") as bus,
+            looking(bus, tmp_path / "outbox") as (accounted, _),
+        ):
+            await ensure_usage_stream(applier, 1 << 20)
+            said, expected = "", "NATS does not say what the ledger has"
+            async with asyncio.timeout(30):
+                while expected not in said:  # it looks at this host's records before
+                    with pytest.raises(UnaccountedError) as raised:
+                        await accounted.wait("g")
+                    said = str(raised.value)
+    finally:
+        server.stop(kill=True)
+
+
 async def test_what_a_dead_gateway_left_on_this_host_is_waited_for(
     common: CommonSettings, impatient: None
 ) -> None:
@@ -169,7 +205,7 @@ async def test_one_look_is_for_all_of_the_same_counters_for_a_while(
 ) -> None:
     num_looks, clock = 0, Now()
 
-    async def look(_bus: Bus) -> None:
+    async def look(*_: Any) -> None:
         nonlocal num_looks
         num_looks += 1
 

@@ -24,6 +24,10 @@ WAIT_SECONDS = 2.0  # of a request; a few records are always on their way
 # budget yet: then somebody has to look anew.
 LOOK_SECONDS = LEASE_SECONDS
 POLL_SECONDS = 0.1
+_NATS_IS_SILENT = (
+    "NATS does not say what the ledger has; if the log has 'permissions violation', NATS runs with "
+    "the nats.conf of another version (docs/howto/upgrade.md)"
+)
 
 
 class UnaccountedError(CountersError):
@@ -92,15 +96,18 @@ class Accounted:
                 self._why_not = "records on this host wait for NATS"
                 await self._forwarder.until_sent()
                 while True:
-                    self._why_not = "records in NATS wait for the ledger"
+                    self._why_not = _NATS_IS_SILENT
                     try:
-                        await until_applied(self._bus)
+                        await until_applied(self._bus, self._note_records)
                     except BusError as error:
                         self._why_not = f"NATS does not say whether records wait: {error}"
                     else:
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         return False
+
+    def _note_records(self) -> None:
+        self._why_not = "records in NATS wait for the ledger"
 
     def _note(self, *, is_late: bool) -> None:
         if is_late and not self._is_late:

@@ -1,6 +1,7 @@
 """The JetStream stream that usage records wait in: gateways write it, appliers make and read it."""
 
 import asyncio
+from collections.abc import Callable
 
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.messaging.bus import Bus
@@ -23,14 +24,17 @@ async def ensure_usage_stream(bus: Bus, max_bytes: int) -> None:
     )
 
 
-async def until_applied(bus: Bus) -> None:
+async def until_applied(bus: Bus, on_waiting: Callable[[], None] = lambda: None) -> None:
     """Return once everything that is in the stream now is in the ledger.
+
+    `on_waiting` is called when JetStream has said that some of it is not.
 
     Raises:
         StreamError: JetStream does not say.
     """
     last: int | None = None
     while (progress := await bus.consumer_progress(subjects.USAGE_STREAM, CONSUMER)).num_waiting:
+        on_waiting()
         last = progress.last_sequence if last is None else last
         if progress.done_sequence >= last:
             return
