@@ -196,6 +196,8 @@ def check(matcher: LLMatcher) -> None:
 def _shown(message: str) -> str:
     """Return the first line, and the reason that regexes have in a later one."""
     first, *others = message.strip().split("\n")
+    if first == "NoExtensionBias":  # llguidance's word for it
+        return "no text of it ends: its rules need one another for ever"
     if first.endswith("regex parse error:"):
         reasons = (line for line in others if line.startswith("error: "))
         first = f"{first} {next(reasons, '').removeprefix('error: ')}"

@@ -53,6 +53,14 @@ def test_a_grammar_without_any_first_token_is_refused(compiler: GrammarCompiler)
         compiler.compile(json.dumps({"grammars": [{"json_schema": schema}]}))
 
 
+@pytest.mark.parametrize("rules", ["start: start", "start: a\na: b\nb: a"])
+def test_a_grammar_whose_texts_do_not_end_is_refused_by_words(
+    compiler: GrammarCompiler, rules: str
+) -> None:
+    with pytest.raises(GrammarError, match="no text of it ends"):
+        compiler.compile(lark(rules))
+
+
 def test_only_the_latest_are_remembered(compiler: GrammarCompiler) -> None:
     texts = [lark(f'start: "{i}"') for i in range(MAX_CACHED + 1)]
     for text in texts:
