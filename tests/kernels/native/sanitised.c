@@ -258,8 +258,8 @@ static void one_model(Threads *threads) {
     void *room[7];
     const long widths[7] = {hidden, hidden, hidden, latents ? attended : row, attended, inner > told ? inner : told, hidden * decoder.is_parallel};
     for (int i = 0; i < 7; i++) room[i] = numbers(num_tokens * widths[i], is_bf16);
-    Bundle *bundles = malloc(sizeof *bundles * (size_t)(num_seqs + 1));
-    int32_t *members = malloc(sizeof *members * (size_t)num_seqs);
+    Bundle *bundles = malloc(sizeof *bundles * (size_t)(2 * (num_seqs + 1)));
+    int32_t *members = malloc(sizeof *members * (size_t)(2 * num_seqs));
     void *experts_room = NULL;
     if (layer.experts)
         experts_room = keep(aligned_alloc(64, (size_t)pagoda_experts_bytes(layer.experts, num_tokens)));

@@ -81,8 +81,8 @@ typedef struct {
     void *attended;   // [, H D]; with latents [, H value]
     void *inner;      // [, intermediate]
     void *beside;     // [, hidden], if blocks are parallel: what attention adds
-    Bundle *bundles;      // [S + 1]
-    int32_t *members;     // [S]
+    Bundle *bundles;      // [2, S + 1]: of layers whose queries do not see all keys before them, and of those that do
+    int32_t *members;     // [2, S]
     const int32_t *logit_positions;  // [R]
     int32_t *logit_cu_seqlens;       // [S + 1]
     // Slots of the projections' adapters, negative for none; NULL: no row has any.
@@ -255,11 +255,17 @@ static void project(Threads *threads, const Decoder *decoder, const Layer *layer
     rotary(threads, &job);
 }
 
+// Tasks of attention, and of what layers they are.
+typedef struct {
+    const AttentionShape *shape;
+    const int32_t *tables;
+    Tasks tasks;
+} KindTasks;
+
 // Layers [first, end) of a step. Before layer 0 tokens are looked up; after the last one the norm is done. Rows that are not
 // wanted are dropped where the last KV is written, or in the last layer if others than the last of a sequence are wanted.
 // Returns whether it was cut short.
 int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step, int64_t first, int64_t end) {
-    const AttentionShape *shape = NULL;
     const int is_bf16 = decoder->is_bf16;
     const long hidden_size = decoder->hidden_size;
     const size_t item = is_bf16 ? 2 : 4;
@@ -270,9 +276,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
     Rows rows = first > last_kv ? wanted_rows(step) : all_rows(step);
     float *shrunk = step->shrunk;
     pthread_mutex_lock(&threads->mutex);
-    Tasks tasks = {.bundles = step->bundles, .members = step->members};
-    const int32_t *tables = NULL;
-    int may_share = 0;
+    const long num_seqs = step->batch.num_seqs;
+    KindTasks kinds[2] = {{.tasks = {.bundles = step->bundles, .members = step->members}},
+                          {.tasks = {.bundles = step->bundles + num_seqs + 1, .members = step->members + num_seqs}}};
     NormJob norm_job = {.residual = rows.residual, .out = step->hidden, .num_rows = rows.count,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
@@ -301,21 +307,23 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             rows = wanted_rows(step);
             gather_rows(step->hidden, rows.tokens, rows.count, (size_t)hidden_size * item, step->hidden);
             gather_rows(step->residual, rows.tokens, rows.count, (size_t)hidden_size * item, rows.residual);
-            shape = NULL;
+            kinds[0].shape = kinds[1].shape = NULL;
         }
         const int is_dropped = rows.tokens != NULL;
         const Batch batch = batch_for(step, i, &rows);
+        const AttentionShape *shape = layer->shape;
         const int sees_all = !layer->latents && !layer->window && !decoder->alibi_slopes;
-        if (layer->shape != shape || batch.block_tables != tables || sees_all != may_share) {
-            shape = layer->shape, tables = batch.block_tables, may_share = sees_all;
-            find_tasks(shape, &batch, threads->num_threads, may_share, &tasks);
+        KindTasks *kind = &kinds[sees_all];
+        if (kind->shape != shape || kind->tables != batch.block_tables) {
+            kind->shape = shape, kind->tables = batch.block_tables;
+            find_tasks(shape, &batch, threads->num_threads, sees_all, &kind->tasks);
         }
         const void *attended = step->attended;
         AttentionJob attention_job = {
             .shape = shape, .batch = &batch, .q = step->qkv, .q_stride = layer->qkv ? layer->qkv->num_outputs : 0,
             .k_cache = caches.k, .v_cache = caches.v, .k_scale = layer->k_scale, .v_scale = layer->v_scale,
             .out = step->attended, .window = layer->window, .sinks = layer->sinks,
-            .slopes = decoder->alibi_slopes, .tasks = &tasks, .threads = threads};
+            .slopes = decoder->alibi_slopes, .tasks = &kind->tasks, .threads = threads};
         if (layer->latents) {
             LatentsRoom room;
             lay_out_latents(layer->latents, shape, rows.count, step->latents_room, &room);
