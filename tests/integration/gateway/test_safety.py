@@ -295,9 +295,13 @@ async def test_calls_of_tools_are_filtered(
     [
         ('<tool_call>\n{"name": "damn", "arguments": {}}\n</tool_call>', ""),
         ('ok <tool_call>\n{"name": "damn", "arguments": {}}\n</tool_call>', "ok "),
+        ("ok \U0001f600damn", "ok \U0001f600"),  # several tokens
+        ("\u65e5\u672c\u8a9edamn", "\u65e5\u672c\u8a9e"),
+        ("ab <damn", "ab <"),  # may become a mark
+        ("ab <tooldamn", "ab <tool"),
     ],
 )
-async def test_marks_before_what_is_refused_are_not_billed(
+async def test_what_was_shown_before_something_refused_is_billed_and_nothing_else(
     start: Start, bus: Bus, model_folder: Path, rules: Path, text: str, shown: str
 ) -> None:
     async with start(says(bus, model_folder, text), safety_file=rules) as running:

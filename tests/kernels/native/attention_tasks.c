@@ -23,11 +23,13 @@ typedef struct {
     Batch batch;
     Tasks tasks;
     AttentionJob job;
+    long num_threads;
 } Case;
 
 // Sequences of so many new tokens and keys, of which all but the first `alone` begin with the same keys.
 static void make(Case *c, const int32_t *new, const int32_t *lens, const int32_t *shared, long num_threads, long window) {
     memset(c, 0, sizeof *c);
+    c->num_threads = num_threads;
     for (int s = 0; s < SEQUENCES; s++) {
         c->starts[s + 1] = c->starts[s] + new[s];
         c->lens[s] = lens[s];
@@ -49,14 +51,15 @@ static void expect_all_keys(Case *c) {
     memset(is_finished, 0, sizeof is_finished);
     for (long task = 0; task < num_tasks_of(&c->tasks); task++) {
         Part part, whole = {0};
-        long rows = 0;
+        long rows = 0, keys = 0;
         check(part_of(&c->job, task, 0, &part), "a task without a part");
         const int is_bundle = part.first_token < 0;
-        if (is_bundle) whole = part;
+        if (is_bundle) whole = part, keys = part.end_key;
         for (long nth = is_bundle; part_of(&c->job, task, nth, &part); nth++) {
             check(part.first_row == rows, "rows begin elsewhere");
             check(part.first_key < part.end_key, "a part without keys");
             rows += part.num_rows;
+            keys += part.end_key - part.first_key;
             for (long token = part.first_token; token < part.first_token + part.num_rows / 3; token++) {
                 check(!is_finished[token][part.head]++, "a row is finished twice");
                 if (is_bundle) check(whole.head == part.head && whole.end_key == part.first_key, "keys between");
@@ -70,6 +73,9 @@ static void expect_all_keys(Case *c) {
         }
         check(!part_of(&c->job, task, 99, &part), "too many parts");
         check(!is_bundle || rows == whole.num_rows, "rows of a bundle");
+        long all;
+        tasks_alone(&c->shape, &c->batch, c->tasks.tokens, &all);
+        check(!is_bundle || keys <= all / (FEW_TASKS * c->num_threads), "a bundle that the others would wait for");
         check(rows <= TASK_ROWS, "more rows than there is room for");
     }
     for (int s = 0; s < SEQUENCES; s++)
@@ -122,6 +128,20 @@ int main(void) {
     const int32_t ends[] = {257, 258, 256, 400, 400, 400, 400, 400, 400};
     make(&c, one, ends, same, 1, 0);
     expect(&c, 1, 8, 192);  // the third sees 256 keys, its own among them
+    expect_all_keys(&c);
+    const int32_t unlike[] = {600, 300, 310, 305, 290, 333, 301, 310, 299}, short_one[] = {200, 200, 200, 200, 200, 200, 200, 200, 200};
+    make(&c, one, unlike, same, 1, 0);
+    expect(&c, 1, 8, 256);
+    make(&c, one, unlike, short_one, 1, 0);
+    expect(&c, 1, 8, 192);
+    const int32_t long_one[] = {900, 300, 310, 305, 290, 333, 301, 310, 299};
+    make(&c, one, long_one, short_one, 1, 0);
+    expect(&c, 1, 8, 192);  // the first shares less than a fourth of its own: it is alone
+    check(c.members[0] == 0 && c.bundles[1].first_member == 1, "a long one is bundled");
+    expect_all_keys(&c);
+    const int32_t most_short[] = {1000, 1000, 1000, 1000, 20, 20, 20, 20, 20};
+    make(&c, one, most_short, same, 2, 0);
+    expect(&c, 0, 0, 0);  // 256 keys saved are not worth that one of two threads has most of the others
     expect_all_keys(&c);
     srand(1);
     for (int turn = 0; turn < 2000; turn++) {

@@ -11,7 +11,7 @@
 
 #define TILE_KEYS PANEL
 #define TASK_ROWS 96      // query tokens times heads of a KV head, about; fewer where tasks would be few
-#define FEW_TASKS 4       // of a thread
+#define FEW_TASKS 4       // of a thread; a bundle's walks no more than one of so many parts of what is a thread's
 #define BUNDLE_TOKENS 8   // new ones of a sequence, at the most: more rows gain nothing from others
 #define BUNDLE_SHARE 4    // a bundle's sequences share at least one of so many of their keys
 
@@ -82,43 +82,66 @@ static inline int may_be_bundled(const Batch *batch, long s) {
     return num_new_of(batch, s) > 0 && num_new_of(batch, s) <= BUNDLE_TOKENS;
 }
 
-// Keys of whole tiles, `most` at the most, that lie in the same blocks and that all new tokens of both see.
-static inline long keys_in_common(const Batch *batch, long a, long b, long most) {
+// Keys of whole tiles that lie in the same blocks and that all new tokens of both see; fewer than `least`: 0.
+static inline long keys_in_common(const Batch *batch, long a, long b, long most, long least) {
     const int32_t *of_a = batch->block_tables + a * batch->table_stride, *of_b = batch->block_tables + b * batch->table_stride;
     const long before_a = batch->context_lens[a] - num_new_of(batch, a), before_b = batch->context_lens[b] - num_new_of(batch, b);
     if (before_a < most) most = before_a;
     if (before_b < most) most = before_b;
+    const long size = batch->block_size;
+    if (least > most || of_a[(least - 1) / size] != of_b[(least - 1) / size]) return 0;  // as of nearly all that share little
     long keys = 0;
-    for (; keys < most && of_a[keys / batch->block_size] == of_b[keys / batch->block_size]; keys += batch->block_size) {}
-    return (keys < most ? keys : most) / TILE_KEYS * TILE_KEYS;
+    for (; keys < most && of_a[keys / size] == of_b[keys / size]; keys += size) {}
+    keys = (keys < most ? keys : most) / TILE_KEYS * TILE_KEYS;
+    return keys < least ? 0 : keys;
 }
 
-// Of the sequences from members[first] on, the first and those that go with it, `most_rows` of all their rows at the
-// most, come first. Returns how many these are, and the keys they share.
-static inline long gather_bundle(
-    const AttentionShape *shape, const Batch *batch, int32_t *members, long first, long most_rows, long *shared_keys) {
-    const long leader = members[first];
-    long end = first + 1, rows = num_new_of(batch, leader) * group_of(shape), shared = 0;
+static inline long larger(long a, long b) { return a > b ? a : b; }
+
+// Of the sequences from members[first] on, the first and those that go with it come first: `most_rows` of all their
+// rows, and `most_keys` that are walked, at the most. Returns how many these are, and the keys they share.
+static inline long gather_bundle(const AttentionShape *shape, const Batch *batch, int32_t *members, long first, long most_rows,
+                                 long most_keys, long *shared_keys) {
+    const long leader = members[first], group = group_of(shape);
+    long count = 1, rows = num_new_of(batch, leader) * group, keys = batch->context_lens[leader], shared = 0;
     if (may_be_bundled(batch, leader))
-        for (long i = end; i < batch->num_seqs && rows + group_of(shape) <= most_rows; i++) {
-            const long other = members[i], more = num_new_of(batch, other) * group_of(shape);
+        for (long i = first + 1; i < batch->num_seqs && rows + group <= most_rows; i++) {
+            const long other = members[i], more = num_new_of(batch, other) * group, own = batch->context_lens[other];
             if (!may_be_bundled(batch, other) || rows + more > most_rows) continue;
-            const long common = keys_in_common(batch, leader, other, shared ? shared : batch->context_lens[leader]);
-            const long saved = (end - first - 1) * shared;  // keys that are not walked again
-            if ((end - first) * common <= saved || common * BUNDLE_SHARE < batch->context_lens[other]) continue;
+            const long part = (larger(own, batch->context_lens[leader]) + BUNDLE_SHARE - 1) / BUNDLE_SHARE;
+            const long to_save = (count - 1) * shared / count + 1;  // more keys in all than without it
+            const long least = (larger(part, to_save) + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+            const long common = keys_in_common(batch, leader, other, shared ? shared : batch->context_lens[leader], least);
+            if (!common || keys + own - count * common > most_keys) continue;
             shared = common;
             rows += more;
-            members[i] = members[end];
-            members[end++] = (int32_t)other;
+            keys += own;
+            members[i] = members[first + count];
+            members[first + count++] = (int32_t)other;
         }
     *shared_keys = shared;
-    return end - first;
+    return count;
+}
+
+// Tasks of so many tokens if no sequences are bundled, and the keys that they walk.
+static inline long tasks_alone(const AttentionShape *shape, const Batch *batch, long tokens, long *keys) {
+    long count = 0;
+    *keys = 0;
+    for (long s = 0; s < batch->num_seqs; s++) {
+        const long of_sequence = (num_new_of(batch, s) + tokens - 1) / tokens * shape->num_kv_heads;
+        count += of_sequence;
+        *keys += of_sequence * batch->context_lens[s];
+    }
+    return count;
 }
 
 // Make tasks of a step; `may_share`: queries see all keys before them, whatever their distance.
 static void find_tasks(const AttentionShape *shape, const Batch *batch, long num_threads, int may_share, Tasks *tasks) {
     for (long rows = TASK_ROWS;; rows /= 2) {
         tasks->tokens = tokens_of_rows(shape, rows > TASK_ROWS / 2 ? rows : TASK_ROWS / 2);
+        long keys;
+        const int is_bundled = tasks_alone(shape, batch, tasks->tokens, &keys) > FEW_TASKS * num_threads && may_share;
+        const long most_keys = keys / (FEW_TASKS * num_threads);
         int is_shared = 0;
         long num_tasks = 0, member = 0;
         for (long s = 0; s < batch->num_seqs; s++) tasks->members[s] = (int32_t)s;
@@ -126,7 +149,8 @@ static void find_tasks(const AttentionShape *shape, const Batch *batch, long num
             Bundle *bundle = &tasks->bundles[tasks->count];
             *bundle = (Bundle){num_tasks, member, 0};
             const long num_new = num_new_of(batch, tasks->members[member]);
-            member += may_share ? gather_bundle(shape, batch, tasks->members, member, rows, &bundle->shared_keys) : 1;
+            if (is_bundled) member += gather_bundle(shape, batch, tasks->members, member, rows, most_keys, &bundle->shared_keys);
+            else member++;
             is_shared |= bundle->shared_keys > 0;
             num_tasks += (bundle->shared_keys ? 1 : (num_new + tasks->tokens - 1) / tasks->tokens) * shape->num_kv_heads;
         }

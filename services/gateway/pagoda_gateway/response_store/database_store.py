@@ -127,7 +127,8 @@ class DatabaseResponseStore(ResponseStore):
                 value = become(orjson.loads(row.value))
                 text = orjson.dumps(value)
                 num_bytes = len(text) + ENTRY_BYTES
-                if num_bytes > self._max_bytes:
+                # How something has ended is always kept, or all of it goes where there is no room.
+                if num_bytes > max(self._max_bytes, row.num_bytes + ENTRY_BYTES):
                     raise StorageFullError(
                         f"{object_id} would take {num_bytes} bytes; all that is kept may take "
                         f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"

@@ -239,7 +239,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                     for tenant, response_id in await self._store.running(anywhere=True):
                         await self._settled(tenant, response_id)
                     swept = time.monotonic()
-            except UnavailableError:  # the log says so
+            except (UnavailableError, StorageFullError):  # the log says so
                 pass
 
     async def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
@@ -249,15 +249,17 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
             NotFoundError: see `find`.
             InvalidRequestError: it does not run in the background.
         """
-        await self._settled(tenant, response_id)
-        ended = await self._store.end(
-            tenant, response_id, lambda kept: _became(kept, status="cancelled")
-        )
-        if ended is not None:
-            self.background.stop(tenant, response_id)
-        response: dict[str, Any] = (ended or (await self._kept(tenant, response_id)).value)[
-            "response"
-        ]
+        kept, _ = await self._settled(tenant, response_id)
+        if kept is not None and kept.gateway_id is not None:
+            ended = await self._store.end(
+                tenant, response_id, lambda now: _became(now, status="cancelled")
+            )
+            if ended is not None:
+                self.background.stop(tenant, response_id)
+            kept = await self._found(tenant, response_id)
+        if kept is None:
+            raise self._missing(response_id)
+        response: dict[str, Any] = kept.value["response"]
         if not response["background"]:
             raise InvalidRequestError(
                 "Cannot cancel a synchronous response: close the connection of one that runs"

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda_gateway.errors import NotFoundError, shorten
 
-LAST_WORD_SECONDS = 10.0  # behind a request's account, for its gateway to keep why it failed
+LAST_WORD_SECONDS = 600.0  # behind an account, as its own gateway has to say otherwise (ADR 21)
 _DIED = "the gateway that made it died before it had ended, and its text with it; "
 _BILLED = "its receipt says what of it is billed. Ask again."
 _MESSAGES = {
@@ -27,9 +27,9 @@ def lost_message(account: Mapping[Any, Any]) -> str:
 
 
 def has_died(account: Mapping[Any, Any], now: float) -> bool:
-    """Return whether the gateway that made it will not say itself how it has ended."""
-    is_sure = account["outcome"] in ("reconciled", "lost")
-    return is_sure or now - account["closed_unix_seconds"] >= LAST_WORD_SECONDS
+    """Return whether the gateway that made it will not say itself any more how it has ended."""
+    closed: float = account["closed_unix_seconds"]
+    return now - closed >= LAST_WORD_SECONDS
 
 
 def unkept_response(account: Mapping[Any, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ class OutputText:
     """Makes text of tokens. Tokens go in with `push`; what can be shown comes out with `read`."""
 
     __slots__ = (
-        "_coming", "_detokenizer", "_guard", "_held", "_min_tokens", "_num_chars", "_num_passed",
-        "_num_shown", "_num_taken", "_stops", "pieces",
+        "_coming", "_detokenizer", "_guard", "_held", "_last", "_min_tokens", "_num_chars",
+        "_num_passed", "_num_shown", "_read", "_stops", "pieces",
     )  # fmt: skip
 
     def __init__(
@@ -33,13 +33,14 @@ class OutputText:
         self._stops = StopStrings(options.stops, include=options.include_stop)
         self._min_tokens = options.min_tokens
         self._guard = guard
-        # Tokens that the client may not have yet: (how many, where their text ends) of those whose
-        # text its guard has not got, for half a character or for what may be a stop string, (how
-        # many, with which of its characters they are shown) of the others; how many characters
-        # those before were shown with; and how many tokens the client has.
+        # Tokens that the client may not have yet, (how many, where their text ends): those whose
+        # text its guard has not got, for half a character or for what may be a stop string, and
+        # those of which it has got nothing, as it was a mark or may become one; and (how many, with
+        # which of its characters they are shown) of the others. How many the client has.
         self._coming: deque[tuple[int, int]] = deque()
+        self._read: list[tuple[int, int]] = []
         self._held: deque[tuple[int, int]] = deque()
-        self._num_taken = 0
+        self._last = (0, 0)  # of the latest: where its text ends, and what it is shown with
         self._num_shown = 0
         self._num_chars = 0
         self._num_passed = 0  # of them, to the guard
@@ -102,15 +103,27 @@ class OutputText:
     def _show(self, text: str) -> None:
         guard = self._guard
         if guard is not None:
-            start, num_taken_before = self._num_passed, guard.num_taken
+            before = guard.num_taken
             self._num_passed += len(text)
             text = guard.push(text) if text else ""
-            num_taken = guard.num_taken
-            while self._coming and self._coming[0][1] <= self._num_passed:
-                num_tokens, end = self._coming.popleft()
-                within = max(0, end - start)  # of this text
-                taken = min(num_taken_before + within, num_taken)
-                # A guard takes no marks of calls or thoughts: they come with what is behind them.
-                self._held.append((num_tokens, max(taken, self._num_taken + 1)))
-                self._num_taken = max(taken, self._num_taken)
+            self._place(before, guard.num_taken)
         self.add(text)
+
+    def _place(self, before: int, taken: int) -> None:
+        """Find out with which characters tokens are shown, now that a guard has taken so many.
+
+        It takes no marks of calls or thoughts: their tokens come with the character behind them.
+        """
+        while self._coming and self._coming[0][1] <= self._num_passed:
+            num_tokens, end = self._coming.popleft()
+            if end == self._last[0] > 0 and not self._read:  # of the same character, or without any
+                self._held.append((num_tokens, self._last[1]))
+            else:
+                self._read.append((num_tokens, end))
+        if taken == before:
+            return
+        for num_tokens, end in self._read:
+            with_char = max(taken - (self._num_passed - end), before + 1)
+            self._held.append((num_tokens, with_char))
+            self._last = end, with_char
+        self._read.clear()
