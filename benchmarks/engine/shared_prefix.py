@@ -22,6 +22,7 @@ from pagoda_engine import Engine, EngineConfig, LoadedModel, SamplingParams, loa
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE = 16
 NUM_STEPS = 64
+STEP_TOKENS = 512
 BATCHES = (8, 32)
 REPEATS = 3
 
@@ -40,14 +41,15 @@ def decode_times(
         add("first", prompts[0][: num_shared + 1], 1)
         while engine.has_work():
             engine.step()
+    num_first = sum(map(len, prompts)) // config.max_num_batched_tokens  # until all decode
     for number, prompt in enumerate(prompts):
-        add(str(number), prompt, NUM_STEPS)
+        add(str(number), prompt, NUM_STEPS + num_first)
     taken = []
     while engine.has_work():
         stats = engine.step().stats
         if stats.num_decode_tokens == len(prompts) and not stats.num_prefill_tokens:
             taken.append(1e3 * (stats.forward_seconds + stats.sample_seconds))
-    return taken[2:-2]
+    return taken[2 : NUM_STEPS - 2]
 
 
 def main() -> None:
@@ -59,13 +61,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     length = options.shared + options.own
-    num_blocks = max(BATCHES) * ((length + NUM_STEPS) // BLOCK_SIZE + 2)
+    most = length + NUM_STEPS + max(BATCHES) * length // STEP_TOKENS
+    num_blocks = max(BATCHES) * (most // BLOCK_SIZE + 2)
     config = EngineConfig(
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=max(BATCHES),
-        max_num_batched_tokens=512,
-        max_model_len=length + NUM_STEPS + BLOCK_SIZE,
+        max_num_batched_tokens=STEP_TOKENS,
+        max_model_len=most + BLOCK_SIZE,
         device="cpu",
         dtype="bfloat16",
         num_threads=options.threads,
