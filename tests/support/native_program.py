@@ -4,7 +4,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from pagoda_kernels.native.library import FLAGS, INSTRUCTION_SETS, SOURCES
+import pytest
+
+from pagoda_kernels.native.library import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    best_instruction_set,
+    processor_flags,
+)
 
 COMPILER = shutil.which("cc") or "cc"
 
@@ -20,3 +28,13 @@ def compiled(source: Path, folder: Path, instruction_set: str, *further: str) ->
     command += [f"-I{SOURCES}", "-o", str(program), str(source), "-lm"]
     subprocess.run(command, check=True, timeout=120)
     return program
+
+
+def check_program(source: Path, folder: Path) -> None:
+    """Compile a program in `folder` for this processor, and run it: it says what is wrong."""
+    instruction_set = best_instruction_set(processor_flags())
+    if instruction_set is None:
+        pytest.skip("this processor has no native operators")
+    program = compiled(source, folder, instruction_set)
+    ran = subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
