@@ -17,7 +17,7 @@ from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable
 from pagoda_gateway.errors import StorageFullError, UnavailableError
 from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
-from pagoda_gateway.responses.kept import Kept, ResponseStore, Value
+from pagoda_gateway.responses.kept import Become, Kept, ResponseStore, Value
 
 logger = logging.getLogger(__name__)
 
@@ -96,14 +96,17 @@ class DatabaseResponseStore(ResponseStore):
         return await self._has_room(tenant, object_id, await self._insert(row))
 
     async def end(
-        self, tenant: str, object_id: str, become: Callable[[Value], Value]
+        self,
+        tenant: str,
+        object_id: str,
+        become: Become,
+        also: tuple[str, Become] | None = None,
     ) -> Value | None:
         """See `ResponseStore`."""
-        return await self._change(tenant, object_id, RESPONSES.c.gateway_id.is_not(None), become)
+        is_running = RESPONSES.c.gateway_id.is_not(None)
+        return await self._change(tenant, object_id, is_running, become, also)
 
-    async def change(
-        self, tenant: str, object_id: str, become: Callable[[Value], Value]
-    ) -> Value | None:
+    async def change(self, tenant: str, object_id: str, become: Become) -> Value | None:
         """See `ResponseStore`."""
         return await self._change(tenant, object_id, RESPONSES.c.gateway_id.is_(None), become)
 
@@ -112,42 +115,59 @@ class DatabaseResponseStore(ResponseStore):
         tenant: str,
         object_id: str,
         condition: sa.ColumnElement[bool],
-        become: Callable[[Value], Value],
+        become: Become,
+        also: tuple[str, Become] | None = None,
     ) -> Value | None:
-        own = sa.and_(
-            self._own(tenant, object_id), RESPONSES.c.expires_unix_seconds > self._clock()
-        )
-
         def change(connection: sa.Connection) -> tuple[Value | None, int]:
-            found = sa.select(RESPONSES.c.value, RESPONSES.c.num_bytes).where(own, condition)
-            while True:
-                row = connection.execute(found.with_for_update()).first()
-                if row is None:
-                    return None, 0
-                value = become(orjson.loads(row.value))
-                text = orjson.dumps(value)
-                num_bytes = len(text) + ENTRY_BYTES
-                # How something has ended is always kept, or all of it goes where there is no room.
-                if num_bytes > max(self._max_bytes, row.num_bytes + ENTRY_BYTES):
-                    raise StorageFullError(
-                        f"{object_id} would take {num_bytes} bytes; all that is kept may take "
-                        f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"
-                    )
-                # SQLite locks nothing for a read: another process may have changed it since.
-                unchanged = sa.update(RESPONSES).where(own, RESPONSES.c.value == row.value)
-                changed = unchanged.values(
-                    gateway_id=None,
-                    num_bytes=num_bytes,
-                    expires_unix_seconds=self._expiry(),
-                    value=text,
-                )
-                if connection.execute(changed).rowcount:
-                    grown = self._grow(connection, {tenant: num_bytes - row.num_bytes})
-                    return value, grown
+            value, grown = self._changed(connection, tenant, object_id, condition, become)
+            if value is None:
+                return None, 0
+            if also is not None:
+                other_id, become_other = also
+                has_ended = RESPONSES.c.gateway_id.is_(None)
+                grown += self._changed(connection, tenant, other_id, has_ended, become_other)[1]
+            return value, self._grow(connection, {tenant: grown})
 
         value, total = await self._call(change)
         is_kept = await self._has_room(tenant, object_id, total)
         return value if is_kept else None
+
+    def _changed(
+        self,
+        connection: sa.Connection,
+        tenant: str,
+        object_id: str,
+        condition: sa.ColumnElement[bool],
+        become: Become,
+    ) -> tuple[Value | None, int]:
+        """Change one row, if it is there and as it should be; return its value and its growth."""
+        own = sa.and_(
+            self._own(tenant, object_id), RESPONSES.c.expires_unix_seconds > self._clock()
+        )
+        found = sa.select(RESPONSES.c.value, RESPONSES.c.num_bytes).where(own, condition)
+        while True:
+            row = connection.execute(found.with_for_update()).first()
+            if row is None:
+                return None, 0
+            value = become(orjson.loads(row.value))
+            text = orjson.dumps(value)
+            num_bytes = len(text) + ENTRY_BYTES
+            # How something has ended is always kept, or all of it goes where there is no room.
+            if num_bytes > max(self._max_bytes, row.num_bytes + ENTRY_BYTES):
+                raise StorageFullError(
+                    f"{object_id} would take {num_bytes} bytes; all that is kept may take "
+                    f"{self._max_bytes} (PAGODA_GATEWAY_RESPONSE_STORE_BYTES)"
+                )
+            # SQLite locks nothing for a read: another process may have changed it since.
+            unchanged = sa.update(RESPONSES).where(own, RESPONSES.c.value == row.value)
+            changed = unchanged.values(
+                gateway_id=None,
+                num_bytes=num_bytes,
+                expires_unix_seconds=self._expiry(),
+                value=text,
+            )
+            if connection.execute(changed).rowcount:
+                return value, num_bytes - row.num_bytes
 
     async def _has_room(self, tenant: str, object_id: str, total: int) -> bool:
         """Forget what is too much of `total` bytes; return whether this one is still there."""

@@ -8,7 +8,7 @@ import orjson
 
 from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
 from pagoda_gateway.responses.input_items import listed, with_ids, without_turn
-from pagoda_gateway.responses.kept import ResponseStore, Value
+from pagoda_gateway.responses.kept import Become, ResponseStore, Value
 from pagoda_runtime.identity import new_ulid
 
 PREFIX = "conv_"
@@ -131,19 +131,28 @@ class Conversations:
     ) -> None:
         """Add what a response was asked and answered, if its conversation is still there.
 
-        What it has added before, when it ran under a gateway that was killed, goes.
-
         Raises:
             StorageFullError: there would be too many, or they would be too large.
         """
-        if conversation_id is not None:
-            longer = _longer_by(items, response_id, self._max_bytes)
+        turn = self.with_turn(conversation_id, items, response_id)
+        if turn is not None:
+            await self._store.change(tenant, *turn)
 
-            def longer_once(value: Value) -> Value:
-                before = without_turn(value["items"], response_id)
-                return longer({**value, "items": before})
+    def with_turn(
+        self, conversation_id: str | None, items: Sequence[Item], response_id: str
+    ) -> tuple[str, Become] | None:
+        """Return the conversation's id and what adds such a turn, as the store takes it.
 
-            await self._store.change(tenant, conversation_id, longer_once)
+        What the response has added before, when it ran under a gateway that was killed, goes.
+        """
+        if conversation_id is None:
+            return None
+        longer = _longer_by(items, response_id, self._max_bytes)
+
+        def longer_once(value: Value) -> Value:
+            return longer({**value, "items": without_turn(value["items"], response_id)})
+
+        return conversation_id, longer_once
 
     async def remove(self, tenant: str, conversation_id: str, item_id: str) -> dict[str, Any]:
         """Delete one of its items; return the conversation.
@@ -169,9 +178,7 @@ class Conversations:
             raise _missing(conversation_id)
         return kept.value
 
-    async def _change(
-        self, tenant: str, conversation_id: str, become: Callable[[Value], Value]
-    ) -> Value:
+    async def _change(self, tenant: str, conversation_id: str, become: Become) -> Value:
         is_one = conversation_id.startswith(PREFIX)
         value = await self._store.change(tenant, conversation_id, become) if is_one else None
         if value is None:
@@ -193,7 +200,7 @@ def check_size(items: Sequence[Item], max_bytes: int) -> None:
         )
 
 
-def _longer_by(items: Sequence[Item], name: str, max_bytes: int) -> Callable[[Value], Value]:
+def _longer_by(items: Sequence[Item], name: str, max_bytes: int) -> Become:
     """Return what adds items, with ids that are made of a name where they have none."""
 
     def longer(value: Value) -> Value:

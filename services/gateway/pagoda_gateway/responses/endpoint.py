@@ -27,7 +27,7 @@ from pagoda_gateway.responses.conversations import Conversations, check_size
 from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.input_items import item_page, with_ids, without_turn
 from pagoda_gateway.responses.items import without_logprobs
-from pagoda_gateway.responses.kept import Kept, ResponseStore
+from pagoda_gateway.responses.kept import Become, Kept, ResponseStore, Value
 from pagoda_gateway.responses.late_events import Found, ended_events, late_events
 from pagoda_gateway.responses.references import referenced
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, ResponsesBody, TextFormat
@@ -133,16 +133,12 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 events = {} if log is None else {EVENTS: None}
                 return await self._store.put(*name, value | events, is_running=True)
             if sent.background:  # one that was cancelled or deleted meanwhile stays so
-                if await self._end(*name, lambda _: value, log) is None:
-                    return False
+                turn = self.conversations.with_turn(sent.conversation_id, new, response["id"])
                 try:
-                    await self.conversations.go_on(
-                        tenant, sent.conversation_id, new, response["id"]
-                    )
-                except (StorageFullError, UnavailableError):  # who asks again is told, too
-                    await self._store.change(*name, lambda value: _became(value, store=False))
+                    return await self._end(*name, lambda _: value, log, turn) is not None
+                except StorageFullError:  # who asks again is told, too
+                    await self._end(*name, lambda _: _became(value, store=False), log)
                     raise
-                return True
             async with asyncio.timeout(KEEP_SECONDS):
                 await self.conversations.go_on(tenant, sent.conversation_id, new, response["id"])
                 if not response["store"]:
@@ -210,20 +206,21 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         self,
         tenant: str,
         response_id: str,
-        become: Callable[[dict[str, Any]], dict[str, Any]],
+        become: Become,
         log: EventLog | None,
-    ) -> dict[str, Any] | None:
+        also: tuple[str, Become] | None = None,
+    ) -> Value | None:
         """End one that runs, with its events where there is room for them; see `ResponseStore`."""
         if log is None:
-            return await self._store.end(tenant, response_id, become)
+            return await self._store.end(tenant, response_id, become, also)
         packed = await asyncio.to_thread(lambda: log.packed)
         try:
             return await self._store.end(
-                tenant, response_id, lambda kept: {**become(kept), EVENTS: packed}
+                tenant, response_id, lambda kept: {**become(kept), EVENTS: packed}, also
             )
         except StorageFullError:
             return await self._store.end(
-                tenant, response_id, lambda kept: {**become(kept), EVENTS: None}
+                tenant, response_id, lambda kept: {**become(kept), EVENTS: None}, also
             )
 
     async def run(self) -> None:

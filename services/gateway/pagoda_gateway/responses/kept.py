@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Value = dict[str, Any]
+Become = Callable[[Value], Value]
+"""Makes what a value becomes of what it is; what it raises ends the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,11 @@ class ResponseStore(Protocol):
         """
 
     async def end(
-        self, tenant: str, object_id: str, become: Callable[[Value], Value]
+        self,
+        tenant: str,
+        object_id: str,
+        become: Become,
+        also: tuple[str, Become] | None = None,
     ) -> Value | None:
         """End what runs, at whatever gateway; return what is kept of it from now on.
 
@@ -46,20 +52,20 @@ class ResponseStore(Protocol):
             tenant: whose it is.
             object_id: of it.
             become: makes that of the value that it had.
+            also: id of the tenant's that changes with it, if it is there and does not run, and how:
+                both change or neither does.
 
         Returns:
             None: it does not run, or is not there.
         """
 
-    async def change(
-        self, tenant: str, object_id: str, become: Callable[[Value], Value]
-    ) -> Value | None:
+    async def change(self, tenant: str, object_id: str, become: Become) -> Value | None:
         """Change what does not run, and keep it as if it were new; return what it is now.
 
         Args:
             tenant: whose it is.
             object_id: of it.
-            become: makes that of the value that it had; what it raises ends the change.
+            become: makes that of the value that it had.
 
         Returns:
             None: it runs, or is not there.

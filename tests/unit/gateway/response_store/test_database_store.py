@@ -177,6 +177,32 @@ async def test_changes_of_two_processes_are_all_made(url: str, now: Now) -> None
         await counted(first)
 
 
+async def test_what_ends_and_what_changes_with_it_do_both_or_neither(
+    database: Database, now: Now
+) -> None:
+    store = store_of(database, now)
+    await store.put("a", "x", VALUE, is_running=True)
+    await store.put("a", "y", VALUE)
+    grown = VALUE | {"more": 23}
+
+    def raising(_: dict[str, Any]) -> dict[str, Any]:
+        raise StorageFullError("no")
+
+    with pytest.raises(StorageFullError):
+        await store.end("a", "x", lambda _: grown, ("y", raising))
+    assert await store.running() == {("a", "x")}
+    assert await store.end("a", "x", lambda _: grown, ("y", lambda _: grown)) == grown
+    for name in "xy":
+        assert await store.get("a", name) == Kept(grown, None)
+    assert await counted(database) == {"a": 2 * SIZE + 2 * len(b',"more":23')}
+    assert await store.end("a", "x", lambda _: VALUE, ("y", raising)) is None  # it has ended
+
+    await store.put("a", "z", VALUE, is_running=True)
+    for other in ("missing", "z"):  # it is not there, or runs
+        await store.put("a", f"by-{other}", VALUE, is_running=True)
+        assert await store.end("a", f"by-{other}", lambda _: grown, (other, raising)) == grown
+
+
 async def test_a_change_that_raises_or_is_too_large_changes_nothing(
     database: Database, now: Now
 ) -> None:
