@@ -117,6 +117,12 @@ class Catalog:
                 f"no decode worker serves '{name}' yet; try again",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
+        several = [full for full, model in self._adapters.items() if model.adapter == name]
+        if several:
+            listed = " or ".join(f"'{full}'" for full in several[:MAX_LISTED])
+            raise ModelNotFoundError(
+                f"several models have an adapter {shorten(name)}; ask for {listed}", param="model"
+            )
         known = list(dict.fromkeys((*self._served_names, *self._entries)))
         listed = ", ".join(f"'{known_name}'" for known_name in known[:MAX_LISTED])
         more = len(known) - MAX_LISTED
