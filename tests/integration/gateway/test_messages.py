@@ -403,6 +403,11 @@ async def test_models_are_anthropics_too(running: Running) -> None:
         assert (model.max_input_tokens, model.max_tokens) == (512, 512)
         assert model == await client.models.retrieve("tiny")
         assert model.created_at.timestamp() > 0
+        with pytest.raises(anthropic.NotFoundError, match="does not exist here") as caught:
+            await client.models.retrieve("nope")
+        assert caught.value.type == "not_found_error"
+        assert caught.value.request_id
+    assert "type" not in (await running.http.get("/v1/models/nope")).json()
 
 
 async def test_a_thread_is_refused_as_clients_understand(running: Running) -> None:

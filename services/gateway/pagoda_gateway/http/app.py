@@ -129,5 +129,5 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
 def _answer(
     request: Request, error: GatewayError, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = error_body(request.url.path, error, caller_of(request).shown_id)
+    body = error_body(request.scope, error, caller_of(request).shown_id)
     return JSONResponse(body, status_code=error.status, headers=dict(headers or {}))

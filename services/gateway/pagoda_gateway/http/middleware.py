@@ -82,7 +82,7 @@ class RequestMiddleware:
                 # Such a line of a batch waits and is asked again.
                 is_answer = not (is_line and is_for_now(status, message.get("headers", ())))
                 named = [(b"x-request-id", shown_id.encode()), (_OWN_ID, request_id.encode())]
-                if is_anthropics(scope["path"]):  # whose SDKs read this one
+                if is_anthropics(scope):  # whose SDKs read this one
                     named.append((b"request-id", shown_id.encode()))
                 if ignored := ignored_of(scope):
                     named.append((IGNORED_HEADER.encode(), ignored.encode("latin-1")))
@@ -109,14 +109,14 @@ class RequestMiddleware:
             await self._app(scope, receive, send_named)
         except GatewayError as error:
             if not status:
-                await send_error(send_named, error, error_body(scope["path"], error, shown_id))
+                await send_error(send_named, error, error_body(scope, error, shown_id))
         except ClientDisconnect:
             logger.debug("request %s: the client left while it sent", request_id)
         except Exception:
             logger.exception("request %s: %s %s", request_id, scope["method"], scope["path"])
             if not status:
                 failure = InternalError("internal error; the log has the details")
-                await send_error(send_named, failure, error_body(scope["path"], failure, shown_id))
+                await send_error(send_named, failure, error_body(scope, failure, shown_id))
         finally:
             route = scope.get("route")
             if route is None and Caller.within(scope) is None:  # nobody has looked for it yet
