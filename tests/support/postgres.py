@@ -62,10 +62,10 @@ class Postgres:
         default_factory=lambda: defaultdict(list)
     )
 
-    def new_database(self) -> str:
+    def new_database(self, encoding: str = "UTF8") -> str:
         """Make an empty database; return its URL."""
         name = f"test_{next(self._numbers)}"
-        self._execute(f"CREATE DATABASE {name}")
+        self._execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'")
         return f"{self.server.url}/{name}"
 
     @contextlib.contextmanager

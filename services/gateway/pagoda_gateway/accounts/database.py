@@ -285,7 +285,7 @@ async def open_database(url: str) -> AsyncIterator[Database]:
 
     Raises:
         DatabaseVersionError: a newer gateway made the tables.
-        StartError: it cannot be opened, or does not answer.
+        StartError: it cannot be opened, does not answer, or cannot keep every text.
     """
     address = database_address(url)
     if address.get_backend_name() == "sqlite":
@@ -294,6 +294,7 @@ async def open_database(url: str) -> AsyncIterator[Database]:
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     engine = _engine(address)
     try:
+        await asyncio.to_thread(_check_encoding, engine)
         await asyncio.to_thread(migrate, engine)
         database = Database(engine)
     except sa.exc.DBAPIError as error:
@@ -338,11 +339,32 @@ def _engine(address: URL) -> sa.Engine:
         "json_deserializer": orjson.loads,
     }
     if address.get_backend_name() == "postgresql":
+        # Names of statements that are prepared would be other gateways', too, behind a pooler that
+        # gives each transaction any connection: one would get what another one has asked.
+        options["connect_args"] = {"prepare_threshold": None, "client_encoding": "utf8"}
         return sa.create_engine(address, **options)
-    arguments = {"check_same_thread": False, "timeout": SQLITE_WAIT_SECONDS}
-    engine = sa.create_engine(address, connect_args=arguments, **options)
+    options["connect_args"] = {"check_same_thread": False, "timeout": SQLITE_WAIT_SECONDS}
+    engine = sa.create_engine(address, **options)
     sa.event.listen(engine, "connect", _configure_sqlite)
     return engine
+
+
+def _check_encoding(engine: sa.Engine) -> None:
+    """Refuse a database that takes some texts and not others, or gives them back as others.
+
+    Raises:
+        StartError: it is not of UTF-8.
+    """
+    if engine.dialect.name != "postgresql":
+        return
+    with engine.connect() as connection:
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar()
+    if encoding != "UTF8":
+        raise StartError(
+            f"the ledger {engine.url.set(query={}).render_as_string()} keeps text as {encoding}",
+            "it could not keep what clients write in other languages",
+            "make its database anew: CREATE DATABASE pagoda TEMPLATE template0 ENCODING 'UTF8'",
+        )
 
 
 def _cut_off(connection: "psycopg.Connection[Any]") -> bool:

@@ -266,8 +266,8 @@ class DatabaseResponseStore(ResponseStore):
     def _put_again(self, rows: list[_Row], connection: sa.Connection) -> int:
         """As `_add`, in place of those of the same tenants and ids; the last of several counts."""
         latest = {row["object_id"]: row for row in rows}
-        for object_id, row in latest.items():
-            self._delete(connection, self._own(row["tenant"], object_id))
+        for row in sorted(latest.values(), key=lambda row: row["tenant"]):
+            self._delete(connection, self._own(row["tenant"], row["object_id"]))
         return self._add([*latest.values()], connection)
 
     def _grow(self, connection: sa.Connection, num_bytes: Mapping[str, int]) -> int:

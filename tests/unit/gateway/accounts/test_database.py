@@ -127,6 +127,35 @@ async def shared(postgres: Postgres) -> AsyncIterator[Database]:
         yield opened
 
 
+async def test_no_statement_has_a_name_that_another_gateway_could_use(shared: Database) -> None:
+    """Behind a pooler a name would lead to what another one has prepared."""
+
+    def ask(connection: sa.Connection) -> object:
+        for number in range(20):
+            assert connection.scalar(sa.text("SELECT :n + 1"), {"n": number}) == number + 1
+        return connection.scalar(sa.text("SELECT count(*) FROM pg_prepared_statements"))
+
+    assert await shared.call(ask) == 0
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
+async def test_a_database_that_cannot_keep_every_text_is_refused(
+    postgres: Postgres, encoding: str
+) -> None:
+    with pytest.raises(StartError, match=f"keeps text as {encoding}.* ENCODING 'UTF8'"):
+        async with open_database(postgres.new_database(encoding)):
+            pass
+
+
+async def test_texts_go_as_utf_8_whatever_the_environment_says(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    async with open_database(postgres.new_database()) as database:
+        statement = sa.select(sa.literal("日本 🗻"))
+        assert await database.scalar(statement) == "日本 🗻"
+
+
 async def test_a_database_that_only_reads_says_so(postgres: Postgres) -> None:
     url = postgres.new_database()
     async with open_database(url) as database:

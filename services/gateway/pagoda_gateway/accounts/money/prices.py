@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.money.price import CACHE_TIERS, Price
 from pagoda_gateway.accounts.money.tables import PRICES
 from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
@@ -104,7 +104,7 @@ class Prices:
         """Return some that are not withdrawn, of one model or of all."""
         conditions: list[sa.ColumnElement[bool]] = [PRICES.c.withdrawn_unix_seconds.is_(None)]
         if model is not None:
-            conditions.append(PRICES.c.model == model)
+            conditions.append(PRICES.c.model == comparable(model))
         return await self.records.page(*conditions, after=after, limit=limit)
 
     async def all(self) -> list[Price]:

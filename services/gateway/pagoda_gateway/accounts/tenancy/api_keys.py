@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.keys import ApiKey, hash_key
 from pagoda_gateway.accounts.limit_scope import LimitScope, ScopeKind
 from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
@@ -148,7 +148,7 @@ class ApiKeys:
 
     async def page(self, *, tenant: str | None = None, after: str = "", limit: int = 100) -> Page:
         """Return some, revoked ones too, of one tenant or of all."""
-        conditions = [] if tenant is None else [API_KEYS.c.tenant == tenant]
+        conditions = [] if tenant is None else [API_KEYS.c.tenant == comparable(tenant)]
         return await self.records.page(*conditions, after=after, limit=limit)
 
     async def update(self, api_key_id: str, values: dict[str, Any]) -> sa.RowMapping:

@@ -5,7 +5,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
-from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
 from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANT_MOVES, TENANTS
@@ -63,7 +63,7 @@ class Tenants:
         """Return some that are not deleted, of one organisation or of all."""
         conditions: list[sa.ColumnElement[bool]] = [TENANTS.c.deleted_unix_seconds.is_(None)]
         if organisation is not None:
-            conditions.append(TENANTS.c.organisation == organisation)
+            conditions.append(TENANTS.c.organisation == comparable(organisation))
         return await self.records.page(*conditions, after=after, limit=limit)
 
     async def update(self, tenant: str, values: dict[str, Any]) -> sa.RowMapping:

@@ -38,6 +38,7 @@ async def test_only_what_has_not_begun_can_be_withdrawn(
         assert (await prices.withdraw(later))["withdrawn_unix_seconds"] == now.seconds
     assert [price.price_id for price in await prices.all()] == [begun]
     assert [row["price_id"] for row in (await prices.page(model="m")).rows] == [begun]
+    assert (await prices.page(model="m\0")).rows == []
     with pytest.raises(ConflictError, match="has begun"):
         await prices.withdraw(begun)
     with pytest.raises(NotFoundError):

@@ -91,3 +91,5 @@ async def test_ids_that_no_database_could_hold_are_unknown(tenancy: Tenancy) -> 
     for owner in (tenancy.organisations, tenancy.tiers, tenancy.tenants, tenancy.api_keys):
         with pytest.raises(NotFoundError):
             await owner.records.get("a\0b")
+    assert (await tenancy.tenants.page(organisation="a\0b")).rows == []
+    assert (await tenancy.api_keys.page(tenant="a\0b")).rows == []
