@@ -123,6 +123,28 @@ async def test_eos_ends_and_ignore_eos_does_not(start: Start, bus: Any) -> None:
         assert (await running.chat(min_tokens=5)).json()["usage"]["completion_tokens"] == 6
 
 
+async def test_what_ends_a_message_is_not_among_its_log_probabilities(
+    start: Start, bus: Any
+) -> None:
+    """Clients join these to the message's text."""
+
+    def names(choice: dict[str, Any]) -> list[str]:
+        return [entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]]
+
+    async with start(ScriptedWorker(bus, token_at=spell([69, 70, 1]))) as running:
+        for fields in ({}, {"stop_token_ids": [70]}, {"max_tokens": 2}):
+            asked = {"logprobs": True, **fields}
+            whole = (await running.chat(**asked)).json()["choices"][0]
+            chunks = [chunk["choices"][0] for chunk in await running.events(**asked)]
+            assert "".join(names(whole)) == whole["message"]["content"] != ""
+            for chunk in chunks:
+                assert "".join(names(chunk)) == chunk["delta"].get("content", "")
+        running.worker.token_at = spell([1])
+        assert (await running.chat(logprobs=True)).json()["choices"][0]["logprobs"] == {
+            "content": [], "refusal": None,
+        }  # fmt: skip
+
+
 async def test_stop_token_ids_have_no_text(start: Start, bus: Any) -> None:
     async with start(ScriptedWorker(bus, token_at=spell([69, 70, 71]))) as running:
         choice = (await running.chat(stop_token_ids=[70])).json()["choices"][0]

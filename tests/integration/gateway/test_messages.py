@@ -92,7 +92,8 @@ async def test_events_in_their_order(running: Running) -> None:
 
 async def test_system_blocks_history_and_results_reach_the_template(running: Running) -> None:
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("warm")]}
+    found = {"type": "tool_reference", "tool_name": "thermometer"}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("warm"), found]}
     count = await running.http.post(
         f"{PATH}/count_tokens",
         json={
@@ -111,6 +112,7 @@ async def test_system_blocks_history_and_results_reach_the_template(running: Run
         "type": "function",
         "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
     }
+    said = [text("warm"), text("thermometer")]
     same = await running.http.post(
         "/tokenize",
         json={
@@ -118,7 +120,7 @@ async def test_system_blocks_history_and_results_reach_the_template(running: Run
                 {"role": "system", "content": "be brief\nbe kind"},
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "b", "tool_calls": [call]},
-                {"role": "tool", "content": "warm", "tool_call_id": "toolu_1"},
+                {"role": "tool", "content": said, "tool_call_id": "toolu_1"},
                 {"role": "user", "content": "c"},
             ],
             "tools": [{"type": "function", "function": {"name": "weather"}}],
@@ -189,8 +191,13 @@ async def test_thinking_has_blocks_of_its_own(nats_common: Any, bus: Any, tmp_pa
     async with running_gateway(nats_common, bus, folder, worker) as running:
         body = {**ASKED, "max_tokens": 60, "thinking": {"type": "adaptive"}}
         whole = (await running.http.post(PATH, json=body)).json()
+        events = await events_of(running, max_tokens=60, thinking={"type": "adaptive"})
         async with client_of(running) as client, client.messages.stream(**body) as stream:
             final = await stream.get_final_message()
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    kinds = list(dict.fromkeys(delta["type"] for delta in deltas))
+    assert kinds == ["thinking_delta", "signature_delta", "text_delta"]
+    assert {"type": "signature_delta", "signature": ""} in deltas
     thought, said = whole["content"]
     assert thought == {"type": "thinking", "thinking": thought["thinking"], "signature": ""}
     assert thought["thinking"].strip() == "hm"

@@ -108,6 +108,16 @@ async def test_many_functions_and_choices_take_no_time(running: Running) -> None
     assert error["message"].startswith("'tools' has 2000 functions; the limit is 1024")
 
 
+async def test_functions_that_may_not_be_called_leave_the_form_of_the_text(
+    running: Running,
+) -> None:
+    form = {"text": {"format": {"type": "json_object"}}, "tool_choice": "none"}
+    for tools in ([WEATHER], [TRAVEL], [WEATHER, TRAVEL]):
+        await ask(running, tools=tools, **form)
+        assert running.worker.requests[-1].sampling.grammar
+        assert "weather" not in await running.prompt_text()
+
+
 async def test_a_search_is_left_out_and_named(running: Running) -> None:
     search = {"type": "web_search", "external_web_access": True}
     others = [{"type": "web_search_preview_2025_03_11"}, {"type": "tool_search", "name": 5}]

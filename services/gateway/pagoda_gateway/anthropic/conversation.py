@@ -80,4 +80,6 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
 
 
 def _text(block: dict[str, Any]) -> dict[str, str]:
-    return {"type": "text", "text": block["text"]}
+    """Return a block as a chat has it; of a tool that a client has found, its name."""
+    text = block["tool_name"] if block["type"] == "tool_reference" else block["text"]
+    return {"type": "text", "text": text}

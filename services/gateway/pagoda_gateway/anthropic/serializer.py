@@ -45,8 +45,9 @@ class MessageSerializer(Serializer):
             message = self._message([])
             message["usage"]["output_tokens"] = 0  # some clients add them to those of the end
             events.append({"type": "message_start", "message": message})
-        changes = self._output.read(delta.text, is_last=delta.finish_reason is not None)
-        return [sse.named(event) for event in [*events, *map(_block_event, changes)]]
+        for change in self._output.read(delta.text, is_last=delta.finish_reason is not None):
+            events += _block_events(change)
+        return [sse.named(event) for event in events]
 
     async def end_events(self, receipt: dict[str, Any] | None) -> list[bytes]:
         """Return why the message has ended, and its end, with the receipt if it is wanted."""
@@ -111,19 +112,27 @@ class MessageSerializer(Serializer):
         return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _block_event(change: BlockChange) -> dict[str, Any]:
+def _block_events(change: BlockChange) -> list[dict[str, Any]]:
     block = change.block
     if change.kind == "start":
         begun = _block(block, text="", values={})
-        return {"type": "content_block_start", "index": block.index, "content_block": begun}
+        return [{"type": "content_block_start", "index": block.index, "content_block": begun}]
     if change.kind == "end":
-        return {"type": "content_block_stop", "index": block.index}
+        stop = {"type": "content_block_stop", "index": block.index}
+        if block.kind != "reasoning":
+            return [stop]
+        # Clients that have heard of no signature do not send the thoughts back.
+        return [_delta_event(block, "signature_delta", "signature", ""), stop]
     kind, field = {
         "text": ("text_delta", "text"),
         "reasoning": ("thinking_delta", "thinking"),
         "call": ("input_json_delta", "partial_json"),
     }[block.kind]
-    delta = {"type": kind, field: change.text}
+    return [_delta_event(block, kind, field, change.text)]
+
+
+def _delta_event(block: Block, kind: str, field: str, text: str) -> dict[str, Any]:
+    delta = {"type": kind, field: text}
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 

@@ -87,7 +87,7 @@ class ChatProcessor(RequestProcessor[ChatBody]):
 
 def _tool_use(body: ChatBody) -> ToolUse:
     use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    return replace(use, places=body.tool_places) if body.tool_places else use
+    return replace(use, places=body.tool_places) if use.offered and body.tool_places else use
 
 
 class ChatEndpoint(ChoicesEndpoint[ChatBody]):

@@ -309,10 +309,11 @@ class ChatSerializer(ChoiceSerializer):
         if is_first:
             text = None if "tool_calls" in content else ""  # as OpenAI begins calls without a text
             content = {"role": "assistant", "content": text, **content}
+        logprobs = self._logprobs(sequence, delta)
         return {
             "index": sequence.index,
             "delta": content,
-            "logprobs": self._logprobs(sequence, delta),
+            "logprobs": logprobs if logprobs and logprobs["content"] else None,
             "finish_reason": self._reason(sequence, delta),
             **self._extras(sequence, delta),
         }
@@ -338,7 +339,12 @@ class ChatSerializer(ChoiceSerializer):
         num_top = self._options.num_logprobs
         if num_top is None or not delta.token_ids:
             return None
-        return self._formats[sequence.index].chat(delta.logprobs, num_top)
+        positions = delta.logprobs
+        if delta.finish_reason == "stop" and not self._options.include_stop:
+            matched = sequence.matched_stop
+            if isinstance(matched, int) and matched == delta.token_ids[-1]:
+                positions = positions[:-1]  # what ended the message is none of its tokens
+        return self._formats[sequence.index].chat(positions, num_top)
 
 
 class CompletionSerializer(ChoiceSerializer):

@@ -18,21 +18,26 @@ _LOGPROBS = (
 class OutputPart(BaseModel):
     """Text of a message or of reasoning."""
 
-    type: Literal["output_text", "reasoning_text"]
+    type: Literal["output_text", "reasoning_text", "summary_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[TokenLogprob] | None = Field(None, description=_LOGPROBS)
 
 
 class OutputItem(BaseModel):
-    """message and reasoning have `content`, the others have a call's fields."""
+    """message and reasoning have `content` (or a `summary`), the others have a call's fields."""
 
     type: Literal["message", "function_call", "custom_tool_call", "reasoning"]
     id: str
     status: ItemStatus
     role: Literal["assistant"] | None = None
     content: list[OutputPart] | None = None
-    summary: list[Any] | None = None
+    summary: list[OutputPart] | None = Field(
+        None, description="All of the reasoning, if `reasoning.summary` asks for one: no `content`."
+    )
+    encrypted_content: str | None = Field(
+        None, description="A copy of reasoning, if `include` asks for it: send it back as it is."
+    )
     call_id: str | None = None
     namespace: str | None = Field(None, description="Of the function, if it has one.")
     name: str | None = None
@@ -86,7 +91,7 @@ class UsedReasoning(BaseModel):
     """What was asked of reasoning."""
 
     effort: str | None
-    summary: None = Field(description="It comes as it is.")
+    summary: str | None = Field(description="Where there is one, it is all of the reasoning.")
 
 
 class ConversationReference(BaseModel):
@@ -139,6 +144,8 @@ class ResponseEvent(BaseModel):
         "response.content_part.added", "response.content_part.done",
         "response.output_text.delta", "response.output_text.done",
         "response.reasoning_text.delta", "response.reasoning_text.done",
+        "response.reasoning_summary_part.added", "response.reasoning_summary_part.done",
+        "response.reasoning_summary_text.delta", "response.reasoning_summary_text.done",
         "response.function_call_arguments.delta", "response.function_call_arguments.done",
         "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
     ]  # fmt: skip
@@ -146,6 +153,7 @@ class ResponseEvent(BaseModel):
     response: ResponseAnswer | None = None
     output_index: int | None = None
     content_index: int | None = None
+    summary_index: int | None = None
     item_id: str | None = None
     item: OutputItem | None = None
     part: OutputPart | None = None

@@ -7,6 +7,7 @@ from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.contents import check_content, check_each, check_text_part
 from pagoda_gateway.openai.schemas.custom_tools import CUSTOM
 from pagoda_gateway.openai.schemas.messages import Message
+from pagoda_gateway.responses.sealed_reasoning import unsealed
 from pagoda_gateway.responses.tools import known_name
 
 ROLES = ("user", "assistant", "system", "developer")
@@ -113,14 +114,15 @@ def _add(messages: list[dict[str, Any]], thoughts: list[str], item: dict[str, An
 
 
 def _thoughts(item: dict[str, Any]) -> list[str]:
-    """Return the texts of a reasoning item: of its content, or of what is left of it, a summary.
+    """Return the texts of a reasoning item: of its content, or of what is left of it.
 
-    What is encrypted nobody here can read.
+    What others have encrypted nobody here can read.
     """
-    for name in ("content", "summary"):
-        if texts := reasoning_texts(item.get(name)):
-            return texts
-    return []
+    if texts := reasoning_texts(item.get("content")):
+        return texts
+    if text := unsealed(item.get("encrypted_content")):
+        return [text]
+    return reasoning_texts(item.get("summary"))
 
 
 def reasoning_texts(parts: Any) -> list[str]:

@@ -11,7 +11,7 @@ from pydantic import (
     model_validator,
 )
 
-from pagoda_gateway.errors import InvalidRequestError, shorten
+from pagoda_gateway.errors import InvalidRequestError, Problems, shorten
 from pagoda_gateway.openai.schemas import checks, formats
 from pagoda_gateway.openai.schemas.base import (
     MAX_TOOLS,
@@ -57,6 +57,7 @@ TOOL_CHOICES = (
     "...]}"
 )
 LOGPROBS = "message.output_text.logprobs"
+SEALED = "reasoning.encrypted_content"
 AS_IN_CHAT = (
     "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -65,6 +66,11 @@ AS_IN_CHAT = (
     "metadata", "priority", "user",
 )  # fmt: skip
 """Fields that mean what they mean in chat."""
+
+_SUMMARIES = "auto, concise or detailed"
+_REASONING = {
+    "effort": "low, medium or high", "summary": _SUMMARIES, "generate_summary": _SUMMARIES,
+}  # fmt: skip
 
 
 ConversationName = Annotated[
@@ -158,14 +164,14 @@ class ResponsesBody(RequestBody):
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     stream_options: StreamOptions | None = None
-    reasoning: dict[str, Any] | None = None  # of which `effort` counts
+    reasoning: dict[str, Any] | None = None  # of which `effort` and `summary` count
     # Known, and without effect here.
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     background: bool | None = None
-    include: Items[str] | None = None  # of which LOGPROBS counts
+    include: Items[str] | None = None  # of which LOGPROBS and SEALED count
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     # Known, and refused when they would change the answer.
     prompt: Annotated[Any, NOTHING] = None
@@ -176,6 +182,12 @@ class ResponsesBody(RequestBody):
         """Of the conversation to go on with; None: there is none."""
         sent = self.conversation
         return (sent["id"] if isinstance(sent, dict) else sent) or None
+
+    @property
+    def reasoning_summary(self) -> str | None:
+        """What the client calls the summary that it wants of reasoning; None: it wants none."""
+        asked = self.reasoning or {}
+        return asked.get("summary") or asked.get("generate_summary")
 
     @property
     def num_logprobs(self) -> int | None:
@@ -247,13 +259,16 @@ class ResponsesBody(RequestBody):
     @field_validator("reasoning")
     @classmethod
     def _check_reasoning(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        effort = (value or {}).get("effort")
-        if not isinstance(effort, str | None):
-            raise InvalidRequestError(
-                f"'reasoning.effort' is {shorten(effort)}; it must be text such as low, medium or "
-                "high",
-                param="reasoning.effort",
-            )
+        problems = Problems()
+        for name, known in _REASONING.items():
+            with problems:
+                said = (value or {}).get(name)
+                if not isinstance(said, str | None):
+                    raise InvalidRequestError(
+                        f"'reasoning.{name}' is {shorten(said)}; it must be text such as {known}",
+                        param=f"reasoning.{name}",
+                    )
+        problems.raise_all()
         return value
 
     @field_validator("background")

@@ -17,8 +17,8 @@ from pagoda_gateway.openai.logprobs import LogprobFormat
 from pagoda_gateway.openai.serializer import Serializer, whole_output
 from pagoda_gateway.responses.block_logprobs import BlockLogprobs, LoggedChange
 from pagoda_gateway.responses.event_log import EventLog
-from pagoda_gateway.responses.items import item, item_events
-from pagoda_gateway.responses.schemas import ResponsesBody
+from pagoda_gateway.responses.items import ItemForm, item, item_events
+from pagoda_gateway.responses.schemas import SEALED, ResponsesBody
 from pagoda_gateway.responses.tools import namespaced, shown
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.sequences.output.guard import CONTENT_FILTER
@@ -82,7 +82,11 @@ class ResponseSerializer(Serializer):
         # Of each text, as JSON: an answer's are held to its end, and are much smaller so.
         self._entries: defaultdict[int, list[orjson.Fragment]] = defaultdict(list)
         self._sent = sent
-        self._namespaced = namespaced(sent.tools)
+        self._item_form = ItemForm(
+            namespaced(sent.tools),
+            summarises=sent.reasoning_summary is not None,
+            seals=SEALED in (sent.include or ()),
+        )
         self._keep = keep
         self._num_events = 0
         self._has_begun = False
@@ -124,7 +128,7 @@ class ResponseSerializer(Serializer):
                 self._item_status(index) if is_end else "in_progress",
                 new_logprobs=read.entries,
                 logprobs=self._entries[index] if is_end else (),
-                namespaced=self._namespaced,
+                form=self._item_form,
             )
         return [self._numbered(event) for event in events]
 
@@ -184,7 +188,7 @@ class ResponseSerializer(Serializer):
                     request_id,
                     self._item_status(block.index),
                     self._entries[block.index],
-                    namespaced=self._namespaced,
+                    form=self._item_form,
                 )
                 for block in self._output.blocks
             ],
@@ -226,7 +230,10 @@ class ResponseSerializer(Serializer):
             "parallel_tool_calls": sent.parallel_tool_calls is not False,
             "previous_response_id": sent.previous_response_id,
             "prompt_cache_key": sent.prompt_cache_key,
-            "reasoning": {"effort": (sent.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {
+                "effort": (sent.reasoning or {}).get("effort"),
+                "summary": sent.reasoning_summary,
+            },
             "safety_identifier": sent.safety_identifier,
             "store": sent.store is not False,
             "temperature": self._sequence.sampling.temperature,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pagoda_gateway.responses.chat_messages import chat_messages
+from pagoda_gateway.responses.sealed_reasoning import sealed
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "5"}
@@ -44,6 +45,18 @@ def test_a_summary_stands_for_content_that_is_not_there() -> None:
     for content in (None, []):
         item = thought(summary=summary, content=content, encrypted_content="xyz")
         assert seen(item, said("5")) == [("assistant", "s", 0)]
+
+
+def test_a_sealed_copy_stands_for_content_that_is_not_there() -> None:
+    text = "hm \u00e9\n"
+    summary = [{"type": "summary_text", "text": "s"}]
+    assert seen(thought(encrypted_content=sealed(text), summary=summary), said("5")) == [
+        ("assistant", text, 0)
+    ]
+    assert seen(thought("a", encrypted_content=sealed(text)), said("5"))[0][1] == "a"
+    broken = (f"{sealed(text)}*", f"x{sealed(text)}", "pagoda1.gICA", "pagoda1.\u00e9", "", 5)
+    for copy in broken:
+        assert seen(thought(encrypted_content=copy), said("5"))[0][1] is None
 
 
 def test_reasoning_that_no_answer_came_of_is_left_out() -> None:

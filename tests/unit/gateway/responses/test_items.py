@@ -3,7 +3,7 @@
 from pagoda_gateway.dialects import BlockReader
 from pagoda_gateway.dialects.dialect import Dialect
 from pagoda_gateway.dialects.grammar import Tool
-from pagoda_gateway.responses.items import item_events
+from pagoda_gateway.responses.items import ItemForm, item_events
 
 ARGUMENTS = '{"city": "Rome"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
@@ -15,7 +15,7 @@ def test_arguments_of_a_call_come_once() -> None:
         event
         for change in BlockReader(parser, lambda: "call_1").read(CALL, is_last=True)
         for event in item_events(
-            change, "id", "completed" if change.kind == "end" else "in_progress", namespaced={}
+            change, "id", "completed" if change.kind == "end" else "in_progress", form=ItemForm({})
         )
     ]
     assert events[0]["type"] == "response.output_item.added"
