@@ -58,8 +58,9 @@ def check(answer: Any, status: int, param: str | None = None, *named: str) -> di
         ({"tool_choice": {}}, "tool_choice", "tools"),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
         ({"web_search_options": {}}, "web_search_options", "not supported"),
-        ({"regex": "[a-c]"}, "regex", "structured_outputs"),
-        ({"ebnf": 'root ::= "a"'}, "ebnf", "structured_outputs"),
+        ({"regex": "["}, "regex", "regex"),
+        ({"ebnf": 5}, "ebnf", "text"),
+        ({"ebnf": 'root ::= "a"', "regex": "a"}, "ebnf", "exclude"),
         ({"tools": [{"type": "mcp", "mcp": {"name": "x"}}]}, "tools[0]", "'mcp'"),
         ({"response_format": {"type": "yaml"}}, "response_format", "text"),
         (

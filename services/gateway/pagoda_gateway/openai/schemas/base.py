@@ -89,7 +89,6 @@ NOTHING = WithJsonSchema({"enum": [None, False, "", []]})
 # A field that is refused unless its value asks for nothing.
 Refused = Annotated[Any, _refused(), NOTHING]
 RefusedFunctions = Annotated[Any, _refused("; use 'tools' and 'tool_choice'"), NOTHING]
-RefusedGrammar = Annotated[Any, _refused("; use 'structured_outputs'"), NOTHING]
 Modalities = Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})]
 EarlyStopping = Annotated[
     Any,

@@ -12,6 +12,7 @@ from pagoda_gateway.errors import InvalidRequestError, Problems, UnsupportedFiel
 MAX_CHOICES = 1024
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+SGLANG_KINDS = {"regex": "regex", "ebnf": "grammar"}  # by its fields
 RESPONSE_SCHEMA = "response_format.json_schema.schema"
 IGNORED_OPTIONS = ("disable_any_whitespace", "disable_fallback")  # here it is as with them anyway
 _DESCRIPTION = (
@@ -20,7 +21,7 @@ _DESCRIPTION = (
     ("strict", bool | None, "true or false"),
 )
 _OBJECT_SCHEMAS = ("schema", "value")  # of a json_object, as llama.cpp and TGI have them
-FIELDS = ("response_format", "structured_outputs", *GUIDED_FIELDS)
+FIELDS = ("response_format", "structured_outputs", *SGLANG_KINDS, *GUIDED_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def wanted(name: str, value: Any) -> Wanted | None:
         return _response_format(value)
     if name == "structured_outputs":
         return _structured_outputs(value)
-    return _checked(Wanted(name, name.removeprefix("guided_"), value))
+    return _checked(Wanted(name, SGLANG_KINDS.get(name) or name.removeprefix("guided_"), value))
 
 
 def only_wanted(fields: Mapping[str, Any], *, schema_field: str) -> Wanted | None:

@@ -15,7 +15,6 @@ from pagoda_gateway.openai.schemas.base import (
     Priority,
     PromptTruncation,
     Refused,
-    RefusedGrammar,
     RequestBody,
     RequestModel,
     ResponseFormat,
@@ -128,6 +127,8 @@ class GenerationBody(RequestBody):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    regex: Any = None
+    ebnf: Any = None
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_CACHE_SALT_CHARS)
     priority: Priority = None
     length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
@@ -144,9 +145,6 @@ class GenerationBody(RequestBody):
     # Known, and refused when set.
     logits_processors: Refused = None
     moderation: Refused = None
-    # SGLang's names, likewise.
-    regex: RefusedGrammar = None
-    ebnf: RefusedGrammar = None
 
     @property
     def max_tokens_field(self) -> str:
