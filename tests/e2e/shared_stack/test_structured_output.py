@@ -61,7 +61,7 @@ def test_a_schema_holds_whatever_the_model_would_say(any_stack: Stack) -> None:
         jsonschema.validate(json.loads(choice.message.content), REPORT)
 
 
-def test_streamed_is_whole_and_logprobs_are_of_every_token(any_stack: Stack) -> None:
+def test_streamed_is_whole_and_logprobs_are_of_every_token_of_the_text(any_stack: Stack) -> None:
     options = {"response_format": by_schema(REPORT), "temperature": 1, "seed": 5}
     whole = chat(any_stack, **options)
     chunks = list(chat(any_stack, **options, stream=True))
@@ -70,7 +70,9 @@ def test_streamed_is_whole_and_logprobs_are_of_every_token(any_stack: Stack) -> 
     explained = chat(any_stack, **options, logprobs=True)
     choice = explained.choices[0]
     jsonschema.validate(json.loads(choice.message.content), REPORT)
-    assert len(choice.logprobs.content) == explained.usage.completion_tokens
+    spelled = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert spelled.decode() == choice.message.content
+    assert len(choice.logprobs.content) == explained.usage.completion_tokens - 1  # and its end
 
 
 def test_the_sdk_parses_into_a_model(any_stack: Stack) -> None:

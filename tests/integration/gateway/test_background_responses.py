@@ -11,6 +11,7 @@ from support.running_gateway import Running, Start
 from support.scripted_worker import ScriptedWorker
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
+from pagoda_gateway.errors import UnavailableError
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.response_store.database_store import DatabaseResponseStore
 from pagoda_gateway.responses import endpoint
@@ -307,3 +308,32 @@ async def test_what_no_account_can_tell_is_not_found(
         for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
             with pytest.raises(openai.NotFoundError):
                 await ask(f"resp_{name}")
+
+
+async def test_one_that_its_conversation_cannot_have_is_kept_and_says_so(
+    start: Start, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database does not answer once: the turn is not in the conversation, nor half of it."""
+    real = DatabaseResponseStore.end
+    calls = []
+
+    async def failing_once(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise UnavailableError("not now")
+        return await real(*arguments)
+
+    monkeypatch.setattr(DatabaseResponseStore, "end", failing_once)
+    async with start(ScriptedWorker(bus)) as running, running.sdk() as client:
+        conversation = await client.conversations.create()
+        asked: Any = {**ASKED, "conversation": conversation.id}
+        events = [event async for event in await client.responses.create(**asked, stream=True)]
+        await ended(running)
+        last = events[-1].response
+        found = await client.responses.retrieve(last.id)
+        again = [e async for e in await client.responses.retrieve(last.id, stream=True)]
+        items = await client.conversations.items.list(conversation.id)
+    assert found.output_text == last.output_text != ""
+    assert (found.status, found.store, last.store) == ("incomplete", False, False)  # type: ignore[attr-defined]
+    assert again == events
+    assert items.data == []

@@ -132,8 +132,12 @@ async def test_what_ends_a_message_is_not_among_its_log_probabilities(
         return [entry["token"] for entry in (choice["logprobs"] or {"content": []})["content"]]
 
     async with start(ScriptedWorker(bus, token_at=spell([69, 70, 1]))) as running:
-        for fields in ({}, {"stop_token_ids": [70]}, {"max_tokens": 2}):
-            asked = {"logprobs": True, **fields}
+        shown = {"include_stop_str_in_output": True}
+        for fields in (
+            {}, {"stop_token_ids": [70]}, {"max_tokens": 2}, shown,
+            {"stop_token_ids": [70], **shown}, {"skip_special_tokens": False, **shown},
+        ):  # fmt: skip
+            asked: dict[str, Any] = {"logprobs": True, **fields}
             whole = (await running.chat(**asked)).json()["choices"][0]
             chunks = [chunk["choices"][0] for chunk in await running.events(**asked)]
             assert "".join(names(whole)) == whole["message"]["content"] != ""

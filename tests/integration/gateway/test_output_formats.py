@@ -77,6 +77,11 @@ async def test_no_tools_are_as_if_not_sent(running: Running, choice: dict[str, A
     assert refused.json()["error"]["param"] == "tool_choice"
 
 
+async def test_empty_texts_of_sglang_ask_for_nothing(running: Running) -> None:
+    assert (await running.chat(regex="", ebnf="")).status_code == 200
+    assert not running.worker.requests[-1].sampling.grammar
+
+
 async def test_former_names_beside_structured_outputs_ask_for_nothing(running: Running) -> None:
     answer = await running.chat(structured_outputs={"choice": ["a"]}, guided_regex="b")
     assert answer.headers["x-pagoda-ignored"] == "guided_regex"

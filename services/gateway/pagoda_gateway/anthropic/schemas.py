@@ -50,14 +50,14 @@ def _check_text(place: str, block: Any) -> None:
     raise InvalidRequestError(
         f"has type {shorten(kind)} or lacks a field of it; this model takes blocks of type text "
         "and, from an assistant, tool_use (id, name, input) and thinking, from a user, "
-        "tool_result (tool_use_id, content)",
+        "tool_result (tool_use_id, content: text, or tool_reference (tool_name))",
         param=place,
     )
 
 
 def _check_result(place: str, block: Any) -> None:
     match block:
-        case {"type": "tool_reference", "tool_name": str()}:
+        case {"type": "tool_reference", "tool_name": str(name)} if name:
             pass  # what a client that searches its own tools has found
         case _:
             _check_text(place, block)

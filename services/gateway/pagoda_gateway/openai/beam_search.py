@@ -22,7 +22,7 @@ def check_grammar(grammar: str, options: OutputOptions) -> None:
     if grammar and options.is_search:
         raise InvalidRequestError(
             "'use_beam_search' is not supported with what binds the output: tools, "
-            "response_format, structured_outputs or guided_*; leave one of them out",
+            "response_format, structured_outputs, regex, ebnf or guided_*; leave one out",
             param="use_beam_search",
         )
 

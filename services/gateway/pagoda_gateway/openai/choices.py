@@ -340,9 +340,12 @@ class ChatSerializer(ChoiceSerializer):
         if num_top is None or not delta.token_ids:
             return None
         positions = delta.logprobs
-        if delta.finish_reason == "stop" and not self._options.include_stop:
-            matched = sequence.matched_stop
-            if isinstance(matched, int) and matched == delta.token_ids[-1]:
+        if delta.finish_reason == "stop" and sequence.matched_stop == delta.token_ids[-1]:
+            skip = self._options.skip_special_tokens
+            if not (
+                self._options.include_stop
+                and self._tokenizer.decode(delta.token_ids[-1:], skip_special_tokens=skip)
+            ):
                 positions = positions[:-1]  # what ended the message is none of its tokens
         return self._formats[sequence.index].chat(positions, num_top)
 

@@ -190,6 +190,7 @@ class InputItem(BaseModel):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: list[InputPart] | None = None
     summary: list[InputPart] | None = None
+    encrypted_content: str | None = Field(None, description="Of reasoning that came with one.")
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None

@@ -136,7 +136,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                 turn = self.conversations.with_turn(sent.conversation_id, new, response["id"])
                 try:
                     return await self._end(*name, lambda _: value, log, turn) is not None
-                except StorageFullError:  # who asks again is told, too
+                except (StorageFullError, UnavailableError):  # who asks again is told, too
                     await self._end(*name, lambda _: _became(value, store=False), log)
                     raise
             async with asyncio.timeout(KEEP_SECONDS):

@@ -98,9 +98,11 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
             output = item["output"]
             parts = output if isinstance(output, str) else _parts(output, "input_text")
             return listed | {"call_id": item["call_id"], "output": parts}
+    sealed = item.get("encrypted_content")
     return listed | {
         "summary": _texts(item.get("summary"), "summary_text"),
         "content": _texts(item.get("content"), "reasoning_text"),
+        **({"encrypted_content": sealed} if isinstance(sealed, str) else {}),
     }
 
 

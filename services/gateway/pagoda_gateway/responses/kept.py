@@ -56,7 +56,7 @@ class ResponseStore(Protocol):
                 both change or neither does.
 
         Returns:
-            None: it does not run, or is not there.
+            None: it does not run, or is not there, or there was no room for it: it is gone.
         """
 
     async def change(self, tenant: str, object_id: str, become: Become) -> Value | None:

@@ -187,7 +187,7 @@ class ResponsesBody(RequestBody):
     def reasoning_summary(self) -> str | None:
         """What the client calls the summary that it wants of reasoning; None: it wants none."""
         asked = self.reasoning or {}
-        return asked.get("summary") or asked.get("generate_summary")
+        return asked.get("summary") or asked.get("generate_summary") or None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -95,6 +95,14 @@ def test_ids_are_the_clients_own_unless_they_come_twice() -> None:
                 "content": [{"type": "reasoning_text", "text": "hm"}],
             },
         ),
+        (
+            {"type": "reasoning", "encrypted_content": "x"},
+            {"type": "reasoning", "summary": [], "content": [], "encrypted_content": "x"},
+        ),
+        (
+            {"type": "reasoning", "encrypted_content": 5},
+            {"type": "reasoning", "summary": [], "content": []},
+        ),
     ],
 )
 def test_items_are_shown_with_every_field(sent: dict[str, Any], shown: dict[str, Any]) -> None:

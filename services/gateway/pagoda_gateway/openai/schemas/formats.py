@@ -43,7 +43,7 @@ def wanted(name: str, value: Any) -> Wanted | None:
     Raises:
         InvalidRequestError: names the part of the field that is wrong.
     """
-    if value is None:
+    if value is None or (name in SGLANG_KINDS and value == ""):
         return None
     if name == "response_format":
         return _response_format(value)
