@@ -21,6 +21,7 @@ from pagoda_gateway.gateway import Gateway, open_gateway
 from pagoda_gateway.http.app import make_app
 from pagoda_gateway.http.batches.background import batches_in_background
 from pagoda_gateway.http.server import http_server, listen
+from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.identity import new_worker_id
 from pagoda_runtime.messaging.bus import Bus
@@ -31,7 +32,9 @@ from support.scripted_worker import (
     ScriptedWorker,
     running_router,
     running_worker,
+    spell,
 )
+from support.tiny_tokenizer import EOS_ID
 
 API_KEY = "sk-test-0123456789"
 CHAT: dict[str, Any] = {
@@ -141,6 +144,12 @@ async def heard_of(directory: WorkerDirectory, worker_id: str, *, gone: bool = F
     directory.add_listener(listen_for)
     async with asyncio.timeout(60):
         await heard.wait()
+
+
+def says(bus: Bus, folder: Path, text: str, **options: Any) -> ScriptedWorker:
+    """Return a worker that answers everybody with this text, as the folder's tokenizer has it."""
+    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
+    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
 
 
 @contextlib.asynccontextmanager

@@ -3,11 +3,7 @@
 from typing import Any
 
 import pytest
-from support.running_gateway import Running, Start
-from support.scripted_worker import ScriptedWorker, spell
-from support.tiny_tokenizer import EOS_ID
-
-from pagoda_gateway.text.tokenizer import ModelTokenizer
+from support.running_gateway import Running, Start, says
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,11 +19,6 @@ FLAT: dict[str, Any] = {"type": "custom", "name": "patch", "format": {"type": "g
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
 
-def says(text: str, bus: Any, folder: Any) -> ScriptedWorker:
-    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
-    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
-
-
 def patterned(pattern: str) -> dict[str, Any]:
     return described("x", {"syntax": "regex", "definition": pattern})
 
@@ -39,7 +30,7 @@ def described(name: str, grammar: dict[str, Any]) -> dict[str, Any]:
 
 async def test_a_call_of_a_chat(start: Start, bus: Any, model_folder: Any) -> None:
     tools: Any = [PATCH]
-    async with start(says(CALL, bus, model_folder)) as running, running.sdk() as client:
+    async with start(says(bus, model_folder, CALL)) as running, running.sdk() as client:
         answer = await client.chat.completions.create(
             model="tiny", messages=MESSAGES, tools=tools, max_tokens=200
         )
@@ -74,7 +65,7 @@ async def test_a_call_of_a_chat(start: Start, bus: Any, model_folder: Any) -> No
 
 async def test_a_call_of_a_response(start: Start, bus: Any, model_folder: Any) -> None:
     asked: dict[str, Any] = {"model": "tiny", "tools": [FLAT], "max_output_tokens": 200}
-    async with start(says(CALL, bus, model_folder)) as running, running.sdk() as client:
+    async with start(says(bus, model_folder, CALL)) as running, running.sdk() as client:
         raw = await client.responses.with_raw_response.create(input="hello", **asked)
         response = raw.parse()
         assert "patch" in await running.prompt_text()
@@ -116,7 +107,7 @@ async def test_a_call_of_a_response(start: Start, bus: Any, model_folder: Any) -
 
 
 async def test_a_call_that_is_cut(start: Start, bus: Any, model_folder: Any) -> None:
-    async with start(says(CALL, bus, model_folder)) as running:
+    async with start(says(bus, model_folder, CALL)) as running:
         asked = {"model": "tiny", "input": "hello", "tools": [FLAT], "max_output_tokens": 60}
         response = (await running.http.post(RESPONSES, json=asked)).json()
         stopped = await running.chat(tools=[PATCH], max_tokens=200, stop="End")
@@ -151,7 +142,7 @@ async def test_one_in_a_namespace(start: Start, bus: Any, model_folder: Any) -> 
     call = CALL.replace('"patch"', '"files__patch"')
     tools = [{"type": "namespace", "name": "files", "tools": [FLAT]}]
     asked = {"model": "tiny", "input": "hello", "tools": tools, "max_output_tokens": 200}
-    async with start(says(call, bus, model_folder)) as running:
+    async with start(says(bus, model_folder, call)) as running:
         answer = await running.http.post(RESPONSES, json=asked)
         choice = {"type": "custom", "name": "patch"}
         chosen = await running.http.post(RESPONSES, json={**asked, "tool_choice": choice})

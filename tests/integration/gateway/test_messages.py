@@ -5,12 +5,10 @@ from typing import Any
 import anthropic
 import orjson
 import pytest
-from support.running_gateway import API_KEY, Running, Start, running_gateway
-from support.scripted_worker import ScriptedWorker, spell
-from support.tiny_tokenizer import EOS_ID, TEMPLATE, byte_level_tokenizer, write_model_folder
+from support.running_gateway import API_KEY, Running, Start, running_gateway, says
+from support.scripted_worker import ScriptedWorker
+from support.tiny_tokenizer import TEMPLATE, byte_level_tokenizer, write_model_folder
 from tokenizers import AddedToken
-
-from pagoda_gateway.text.tokenizer import ModelTokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,11 +29,6 @@ CALL = 'Look:<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</
 
 def client_of(running: Running) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=running.url, api_key=API_KEY, max_retries=0)
-
-
-def says(bus: Any, folder: Any, text: str, **options: Any) -> ScriptedWorker:
-    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
-    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
 
 
 async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 from support.moderation_server import ModerationServer, moderation_server
-from support.running_gateway import Start, text_of
-from support.scripted_worker import ScriptedWorker, spell
+from support.running_gateway import Start, says, text_of
 from support.tiny_classifier import write_classifier
-from support.tiny_tokenizer import EOS_ID
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.messaging.bus import Bus
@@ -33,11 +31,6 @@ policies:
       - {{name: doubtful, action: flag, moderator: service, thresholds: {{evil: 0.05}}}}
 """)
     return path
-
-
-def says(bus: Bus, folder: Path, text: str, **options: Any) -> ScriptedWorker:
-    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
-    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
 
 
 def asked(text: str, **fields: Any) -> dict[str, Any]:

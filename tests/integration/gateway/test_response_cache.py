@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running_gateway import CHAT, Running, Start, text_of
-from support.scripted_worker import ScriptedWorker, spell
-from support.tiny_tokenizer import EOS_ID
+from support.running_gateway import CHAT, Running, Start, says, text_of
 
-from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -29,11 +26,6 @@ policies:
       - {name: swearing, where: [output], action: block, deny: [damn]}
 """)
     return path
-
-
-def says(bus: Bus, folder: Path, text: str) -> ScriptedWorker:
-    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
-    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]))
 
 
 async def test_an_equal_request_gets_the_same_answer(start: Start, file: Path) -> None:

@@ -8,7 +8,7 @@ import httpx
 import openai
 import orjson
 import pytest
-from support.running_gateway import CHAT, Running, Start, text_of
+from support.running_gateway import CHAT, Running, Start, says, text_of
 from support.scripted_worker import ScriptedWorker, spell
 from support.tiny_tokenizer import EOS_ID
 
@@ -42,11 +42,6 @@ def rules(tmp_path: Path) -> Path:
     path = tmp_path / "safety.yaml"
     path.write_text(RULES)
     return path
-
-
-def says(bus: Bus, folder: Path, text: str, **options: Any) -> ScriptedWorker:
-    ids = ModelTokenizer.load(folder).encode(text, add_special_tokens=False)
-    return ScriptedWorker(bus, token_at=spell([*ids, EOS_ID]), **options)
 
 
 HI: dict[str, Any] = {"role": "user", "content": "hi"}

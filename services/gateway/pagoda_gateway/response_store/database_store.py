@@ -17,7 +17,7 @@ from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable
 from pagoda_gateway.errors import StorageFullError, UnavailableError
 from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
-from pagoda_gateway.responses.kept import Become, Kept, ResponseStore, Value
+from pagoda_gateway.responses.kept import Become, Change, Kept, ResponseStore, Value
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class DatabaseResponseStore(ResponseStore):
         tenant: str,
         object_id: str,
         become: Become,
-        also: tuple[str, Become] | None = None,
+        also: Change | None = None,
     ) -> Value | None:
         """See `ResponseStore`."""
         is_running = RESPONSES.c.gateway_id.is_not(None)
@@ -116,7 +116,7 @@ class DatabaseResponseStore(ResponseStore):
         object_id: str,
         condition: sa.ColumnElement[bool],
         become: Become,
-        also: tuple[str, Become] | None = None,
+        also: Change | None = None,
     ) -> Value | None:
         def change(connection: sa.Connection) -> tuple[Value | None, int]:
             value, grown = self._changed(connection, tenant, object_id, condition, become)

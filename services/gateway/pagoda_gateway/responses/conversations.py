@@ -8,7 +8,7 @@ import orjson
 
 from pagoda_gateway.errors import NotFoundError, StorageFullError, shorten
 from pagoda_gateway.responses.input_items import listed, with_ids, without_turn
-from pagoda_gateway.responses.kept import Become, ResponseStore, Value
+from pagoda_gateway.responses.kept import Become, Change, ResponseStore, Value
 from pagoda_runtime.identity import new_ulid
 
 PREFIX = "conv_"
@@ -140,7 +140,7 @@ class Conversations:
 
     def with_turn(
         self, conversation_id: str | None, items: Sequence[Item], response_id: str
-    ) -> tuple[str, Become] | None:
+    ) -> Change | None:
         """Return the conversation's id and what adds such a turn, as the store takes it.
 
         What the response has added before, when it ran under a gateway that was killed, goes.

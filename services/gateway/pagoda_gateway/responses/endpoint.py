@@ -27,7 +27,7 @@ from pagoda_gateway.responses.conversations import Conversations, check_size
 from pagoda_gateway.responses.event_log import EventLog
 from pagoda_gateway.responses.input_items import item_page, with_ids, without_turn
 from pagoda_gateway.responses.items import without_logprobs
-from pagoda_gateway.responses.kept import Become, Kept, ResponseStore, Value
+from pagoda_gateway.responses.kept import Become, Change, Kept, ResponseStore, Value
 from pagoda_gateway.responses.late_events import Found, ended_events, late_events
 from pagoda_gateway.responses.references import referenced
 from pagoda_gateway.responses.schemas import AS_IN_CHAT, ResponsesBody, TextFormat
@@ -208,7 +208,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         response_id: str,
         become: Become,
         log: EventLog | None,
-        also: tuple[str, Become] | None = None,
+        also: Change | None = None,
     ) -> Value | None:
         """End one that runs, with its events where there is room for them; see `ResponseStore`."""
         if log is None:

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 Value = dict[str, Any]
 Become = Callable[[Value], Value]
 """Makes what a value becomes of what it is; what it raises ends the change."""
+Change = tuple[str, Become]
+"""An id, and what becomes of its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class ResponseStore(Protocol):
         tenant: str,
         object_id: str,
         become: Become,
-        also: tuple[str, Become] | None = None,
+        also: Change | None = None,
     ) -> Value | None:
         """End what runs, at whatever gateway; return what is kept of it from now on.
 
@@ -52,8 +54,7 @@ class ResponseStore(Protocol):
             tenant: whose it is.
             object_id: of it.
             become: makes that of the value that it had.
-            also: id of the tenant's that changes with it, if it is there and does not run, and how:
-                both change or neither does.
+            also: of the tenant's, changes with it if it is there and does not run: both or neither.
 
         Returns:
             None: it does not run, or is not there, or there was no room for it: it is gone.
