@@ -15,6 +15,7 @@ from support.servers import free_port
 from pagoda_runtime.configuration.settings import CommonSettings
 
 START_SECONDS = 90.0
+STOP_SECONDS = 60.0
 
 
 class ServiceProcess:
@@ -28,6 +29,7 @@ class ServiceProcess:
         self._log = log
         self._environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PAGODA_")},
+            "PYTHONFAULTHANDLER": "1",  # what hangs says where, see `stop`
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PAGODA_HOME": str(common.home),
             "PAGODA_NATS_URL": common.nats_url,
@@ -63,7 +65,12 @@ class ServiceProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        code = self._process.wait(60)
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)
+            self._process.wait(STOP_SECONDS)
+            raise AssertionError(f"{self._command} goes on:\n{self._log.read_text()}") from None
         self._process = None
         return code
 
