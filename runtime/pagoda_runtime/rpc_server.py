@@ -1,5 +1,6 @@
 """gRPC servers of the platform: token check, trace context, health service, limits."""
 
+import asyncio
 import contextlib
 import hmac
 import ipaddress
@@ -16,6 +17,7 @@ from pagoda_runtime.telemetry.tracing import extract
 
 MAX_MESSAGE_BYTES = 64 << 20
 STOP_GRACE_SECONDS = 1.0
+STOP_SECONDS = 5.0  # for calls that are cancelled after that: the process ends, whatever they do
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 _OPTIONS = [
@@ -62,7 +64,8 @@ async def grpc_server(
     try:
         yield bound
     finally:
-        await server.stop(STOP_GRACE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.stop(STOP_GRACE_SECONDS), STOP_SECONDS)
 
 
 def is_loopback(host: str) -> bool:

@@ -25,6 +25,7 @@ from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.messaging.kv_events import KvEventPublisher
 from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
+from pagoda_runtime.tasks.ending import end
 from pagoda_runtime.tasks.ticks import next_tick
 from pagoda_worker.adapters.adapter_list import AdapterList
 from pagoda_worker.adapters.loaded_adapters import LoadedAdapters
@@ -240,8 +241,7 @@ class Worker(Generic[S]):
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await end(task)
 
     def add(self, sequence: S) -> "asyncio.Future[None]":
         """Hand a new sequence to the engine; the future tells whether it took it.
@@ -456,8 +456,6 @@ class Worker(Generic[S]):
     async def _close(self, running: "list[asyncio.Task[None]]") -> None:
         self._end_all(f"worker {self.identity.worker_id} has stopped; another one can go on")
         await self.tasks.close()
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
+        await end(*running)
         await self._loop.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)

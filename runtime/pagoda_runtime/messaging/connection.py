@@ -21,6 +21,7 @@ from pagoda_runtime.telemetry.metrics import BUS_DROPPED, BUS_RECONNECTS
 logger = logging.getLogger(__name__)
 
 BARRIER_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
 ECHO_SECONDS = 1.0  # an echo can get lost in an outage
 LOOKUP_PAUSE_SECONDS = 0.5
 MAX_UNSENT_BYTES = 8 << 20
@@ -135,7 +136,9 @@ class Connection:
             with contextlib.suppress(BusError):
                 await self.barrier()
         self._connected.clear()
-        await self.client.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.client.close()
 
     async def barrier(self) -> None:
         """Return when the server has processed everything sent before on this connection.

@@ -21,6 +21,7 @@ from pagoda_runtime.messaging.stream_repair import StreamRepair
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.cancellation import cancellation_kept
+from pagoda_runtime.tasks.ending import end
 
 logger = logging.getLogger(__name__)
 
@@ -190,13 +191,11 @@ class Streams:
             trimming = consumer.trim_forever(trim_seconds)
             tasks.append(self._tasks.start(trimming, name=f"trim {stream}/{durable}"))
 
-        async def end() -> None:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        async def unsubscribe() -> None:
+            await end(*tasks)
             await consumer.close()
 
-        return Subscription(end)
+        return Subscription(unsubscribe)
 
     async def progress(self, stream: str, durable: str) -> ConsumerProgress:
         """Return how far a durable is. One that is not there has done nothing.

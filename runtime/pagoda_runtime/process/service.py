@@ -19,6 +19,7 @@ from pagoda_runtime.identity import new_worker_id
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.process.health_server import health_server
+from pagoda_runtime.tasks.ending import end
 from pagoda_runtime.telemetry.log import setup_logging
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry
 
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 EXIT_FAILURE = 1
 EXIT_SETTINGS = 2
 
-CANCEL_AGAIN_SECONDS = 0.5
 BUS_LOST_SECONDS = 1.5
 
 GC_OBJECTS = 10_000
@@ -69,10 +69,7 @@ class ServiceContext:
                 raise StoppedError
             return working.result()
         finally:
-            stopping.cancel()
-            while not working.done():  # the NATS client may swallow one, see `cancellation`
-                working.cancel()
-                await asyncio.wait([working], timeout=CANCEL_AGAIN_SECONDS)
+            await end(working, stopping)
 
     @contextlib.asynccontextmanager
     async def bus(self, name: str) -> AsyncIterator[Bus]:

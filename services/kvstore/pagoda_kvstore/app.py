@@ -26,6 +26,7 @@ from pagoda_runtime.needed import needed_folder
 from pagoda_runtime.process.service import ServiceContext
 from pagoda_runtime.rpc_server import grpc_server
 from pagoda_runtime.status import Heartbeat
+from pagoda_runtime.tasks.ending import end
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +158,7 @@ async def _serve(
             await context.stop.wait()
         finally:
             context.health.set_ready("grpc", False, "stopping")
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            await end(*tasks)
 
 
 def _status(

@@ -33,6 +33,7 @@ from pagoda_runtime.status import (
     slow_status,
 )
 from pagoda_runtime.tasks.breaker import Breaker
+from pagoda_runtime.tasks.ending import end
 
 # Of the index writer: applying events and maintaining.
 _MAINTENANCE_CONNECTIONS = 4
@@ -155,10 +156,8 @@ async def _serve(
         await context.stop.wait()
     finally:
         context.health.set_ready("route", False, "stopping")
-        for loop in loops:
-            loop.cancel()
+        await end(*loops)
         await routes.unsubscribe()
-        await asyncio.wait(loops)
         await events.unsubscribe()
         await heartbeats.unsubscribe()
 
