@@ -57,7 +57,8 @@ async def running_kvstore(
     task = asyncio.create_task(serve())
     async with grpc_channel(store.endpoint, token="test-cluster-token") as channel:
         stub = kv_store_pb2_grpc.KvStoreServiceStub(channel)
-        await stub.Stats(kv_store_pb2.StatsRequest(), timeout=SECONDS, wait_for_ready=True)
+        nothing = kv_store_pb2.MatchRequest(kv_identity=bytes(16))
+        await stub.Match(nothing, timeout=SECONDS, wait_for_ready=True)
     worker_id = (folder / "store_id").read_text().strip()
     await cluster.bus.consume(
         subjects.KV_EVENTS_STREAM,

@@ -1,4 +1,4 @@
-"""Protobuf messages <-> the engine's values. The only place that knows both."""
+"""What is asked of a worker as the engine's values, and what the engine did as frames."""
 
 import functools
 import math

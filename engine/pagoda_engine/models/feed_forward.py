@@ -1,6 +1,6 @@
 """The feed-forward part of a layer: the same for every token, or a few experts for each.
 
-Knows weights. Knows nothing of attention, residuals or norms.
+Knows weights, and the norms of parts that stand side by side. Knows nothing of attention.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Quantised weights of a linear layer, as the matmuls read them, and their fp32 meaning.
 
-Knows layouts and scales. Knows nothing of checkpoints (see `quant_pack`) or of activations.
+Knows layouts and scales. Knows nothing of checkpoints (see `pack`) or of activations.
 """
 
 from collections.abc import Callable

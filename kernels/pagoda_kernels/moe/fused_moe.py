@@ -1,6 +1,6 @@
 """Mixture of SwiGLU experts: every token through its chosen experts, weighted and added up.
 
-Knows the experts' weights. Knows nothing of how they were chosen (see `moe_routing`).
+Knows the experts' weights. Knows nothing of how they were chosen (see `routing`).
 """
 
 import torch

@@ -1,9 +1,10 @@
 """Settings: environment variables into frozen models, with every problem reported at once.
 
 Every variable starts with PAGODA_. A name that no model knows refuses to start, naming the nearest
-valid one. An empty value counts as unset. Nothing else in the platform reads the environment for
-its settings. pydantic-settings' own source is switched off: it takes no mapping in place of the
-process's environment, reads names in any case, and stops at the first value that is not JSON.
+valid one. An empty value counts as unset. Nothing else reads them from the environment; what others
+named is read where it is used (HF_, OTEL_, CC). pydantic-settings' own source is switched off: it
+takes no mapping in place of the process's environment, reads names in any case, and stops at the
+first value that is not JSON.
 """
 
 import json

@@ -18,7 +18,6 @@ from pagoda_kvstore.store import BlockStore
 from pagoda_kvstore.tiers.memory import MemoryTier
 from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import first_free_folder
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_runtime import identity
 from pagoda_runtime.errors import SettingsError
 from pagoda_runtime.messaging.kv_events import KvEventPublisher
@@ -88,7 +87,7 @@ async def open_store(
         NvmeFolderInUseError: other kvstores hold all folders.
         StartError: one cannot be made or written.
     """
-    pins, changes = Pins(), ChangeLog()
+    changes = ChangeLog()
     with needed_folder(folder_path, "PAGODA_KVSTORE_NVME_DIR"):
         folder = await asyncio.to_thread(first_free_folder, folder_path, settings.nvme_folders)
     worker_id = folder.store_id(lambda: identity.new_worker_id("kvstore"))
@@ -98,7 +97,6 @@ async def open_store(
             folder,
             budget_bytes=settings.nvme_bytes,
             segment_bytes=settings.segment_bytes,
-            pins=pins,
             on_change=lambda key, is_stored: changes.add(TierName.NVME, key.block_hash, is_stored),
         )
     except BaseException:
@@ -106,9 +104,8 @@ async def open_store(
         raise
     logger.info("%d blocks (%d bytes) found in %s", len(nvme), nvme.used_bytes, folder.path)
     store = BlockStore(
-        MemoryTier(settings.cpu_bytes, pins),
+        MemoryTier(settings.cpu_bytes),
         nvme,
-        pins=pins,
         changes=changes,
         max_queue_bytes=settings.write_queue_bytes,
     )
@@ -123,7 +120,7 @@ async def _serve(
     context: ServiceContext, settings: KvstoreSettings, store: BlockStore, worker_id: str
 ) -> None:
     epoch = identity.new_epoch()
-    servicer = KvStoreServicer(store, max_pin_seconds=settings.max_pin_seconds)
+    servicer = KvStoreServicer(store)
     token = context.common.cluster_token.get_secret_value()
     async with (
         context.bus(worker_id) as bus,

@@ -6,7 +6,7 @@ from pagoda.rpc.v1 import kv_event_pb2, kv_store_pb2
 from pagoda_kvstore.block import DIGEST_BYTES, HASH_BYTES, Block, BlockKey
 from pagoda_kvstore.change_log import TierName
 from pagoda_kvstore.errors import InvalidBlockRequestError
-from pagoda_kvstore.store import FoundBlock, TierStats
+from pagoda_kvstore.store import FoundBlock
 
 MAX_HASHES = 65_536
 
@@ -58,23 +58,6 @@ def encode_found(group: Sequence[FoundBlock]) -> kv_store_pb2.GetResponse:
 def encode_tiers(tiers: Iterable[TierName]) -> kv_store_pb2.MatchResponse:
     """Return the answer to a Match."""
     return kv_store_pb2.MatchResponse(tiers=[TIERS[tier] for tier in tiers])
-
-
-def encode_stats(stats: Iterable[TierStats]) -> kv_store_pb2.StatsResponse:
-    """Return the answer to a Stats."""
-    response = kv_store_pb2.StatsResponse()
-    for tier in stats:
-        response.tiers.add(
-            tier=TIERS[tier.tier],
-            num_blocks=tier.num_blocks,
-            used_bytes=tier.used_bytes,
-            budget_bytes=tier.budget_bytes,
-            num_hits=tier.num_hits,
-            num_misses=tier.num_misses,
-            num_evictions=tier.num_evictions,
-            num_bad_digests=tier.num_bad_digests,
-        )
-    return response
 
 
 def _decode_block(kv_identity: bytes, block: kv_store_pb2.PutBlock) -> Block:

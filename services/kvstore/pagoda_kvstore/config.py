@@ -47,7 +47,6 @@ class KvstoreSettings(ServiceSettings):
         ge=0,
         description="Blocks waiting to be written to NVMe, bytes; beyond it they are dropped",
     )
-    max_pin_seconds: Seconds = Field(600.0, gt=0, description="Longest time a pin may ask for")
     event_interval_seconds: float = Field(
         0.025, gt=0, le=0.05, description="Changes within this time are published together"
     )

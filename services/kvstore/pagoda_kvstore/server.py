@@ -23,9 +23,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class KvStoreServicer(kv_store_pb2_grpc.KvStoreServiceServicer):
     """Answers the RPCs; requests that can never be served end with INVALID_ARGUMENT."""
 
-    def __init__(self, store: BlockStore, *, max_pin_seconds: float) -> None:
-        """Serve `store`; pins that ask for longer than `max_pin_seconds` get that."""
-        self._store, self._max_pin_seconds = store, max_pin_seconds
+    def __init__(self, store: BlockStore) -> None:
+        """Serve `store`."""
+        self._store = store
         self._sending = asyncio.Semaphore(MAX_SENDING)
 
     async def Match(  # noqa: D102
@@ -86,21 +86,3 @@ class KvStoreServicer(kv_store_pb2_grpc.KvStoreServiceServicer):
             num_known=counts[PutOutcome.KNOWN],
             num_refused=counts[PutOutcome.REFUSED],
         )
-
-    async def Pin(  # noqa: D102
-        self, request: kv_store_pb2.PinRequest, context: Context
-    ) -> kv_store_pb2.PinResponse:
-        try:
-            hashes = codec.decode_hashes(request.kv_identity, request.block_hashes)
-            if not request.ttl_seconds >= 0:
-                raise InvalidBlockRequestError("ttl_seconds", request.ttl_seconds, "0 or more")
-        except InvalidBlockRequestError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        ttl_seconds = min(request.ttl_seconds, self._max_pin_seconds)
-        num_pinned = self._store.pin(request.kv_identity, hashes, ttl_seconds)
-        return kv_store_pb2.PinResponse(num_pinned=num_pinned)
-
-    async def Stats(  # noqa: D102
-        self, request: kv_store_pb2.StatsRequest, context: Context
-    ) -> kv_store_pb2.StatsResponse:
-        return codec.encode_stats(self._store.stats())

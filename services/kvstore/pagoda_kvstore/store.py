@@ -13,7 +13,6 @@ from pagoda_kvstore.block import Block, BlockKey
 from pagoda_kvstore.change_log import ChangeLog, TierName
 from pagoda_kvstore.tiers.memory import MemoryTier
 from pagoda_kvstore.tiers.nvme import NvmeTier
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.write_behind import WriteBehind
 
 # Blocks answered at once, in payload bytes: the size of a message that measured fastest.
@@ -59,7 +58,6 @@ class BlockStore:
         memory: MemoryTier,
         nvme: NvmeTier,
         *,
-        pins: Pins,
         changes: ChangeLog,
         max_queue_bytes: int,
     ) -> None:
@@ -67,7 +65,6 @@ class BlockStore:
         self.memory, self.nvme, self.changes = memory, nvme, changes
         self.writes = WriteBehind(nvme, max_queue_bytes=max_queue_bytes)
         self.num_refused_digests = 0
-        self._pins = pins
         self._reads = asyncio.Semaphore(_MAX_CONCURRENT_READS)
 
     def match(self, kv_identity: bytes, block_hashes: Sequence[bytes]) -> list[TierName]:
@@ -108,16 +105,6 @@ class BlockStore:
         if is_known:
             return PutOutcome.KNOWN
         return PutOutcome.STORED if is_held or is_written else PutOutcome.REFUSED
-
-    def pin(self, kv_identity: bytes, block_hashes: Sequence[bytes], ttl_seconds: float) -> int:
-        """Keep the blocks that are held for a while (0 ends it) and return how many that were."""
-        num_pinned = 0
-        for block_hash in block_hashes:
-            key = BlockKey(kv_identity, block_hash)
-            if key in self.memory or key in self.nvme:
-                self._pins.pin(key, ttl_seconds)
-                num_pinned += 1
-        return num_pinned
 
     def hashes(self, tier: TierName) -> list[bytes]:
         """Return the hash of every block in a tier, as of now; may be called from any thread."""

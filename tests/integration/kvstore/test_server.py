@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 @pytest_asyncio.fixture
 async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
     async with open_store(KvstoreSettings(), tmp_path) as (store, _):
-        servicer = KvStoreServicer(store, max_pin_seconds=60.0)
+        servicer = KvStoreServicer(store)
         async with grpc_server(
             host="127.0.0.1",
             port=0,
@@ -68,8 +68,6 @@ async def test_concurrent_puts_of_one_block_store_it_once(stub: "Stub") -> None:
     responses = await asyncio.gather(*(put(stub, [block]) for _ in range(8)))
     assert sum(response.num_stored for response in responses) == 1
     assert sum(response.num_known for response in responses) == 7
-    stats = await stub.Stats(kv_store_pb2.StatsRequest(), timeout=TIMEOUT_SECONDS)
-    assert stats.tiers[0].num_blocks == 1
 
 
 async def test_bad_digest_is_refused_and_the_rest_stored(stub: "Stub") -> None:
@@ -145,14 +143,6 @@ async def test_match_ends_at_the_first_miss(stub: "Stub") -> None:
         timeout=TIMEOUT_SECONDS,
     )
     assert list(response.tiers) == [kv_event_pb2.TIER_CPU] * 2
-
-
-async def test_pin_counts_what_is_held(stub: "Stub") -> None:
-    await put(stub, [make_block("a")])
-    request = kv_store_pb2.PinRequest(
-        kv_identity=IDENTITY, block_hashes=make_hash("a") + make_hash("b"), ttl_seconds=5
-    )
-    assert (await stub.Pin(request, timeout=TIMEOUT_SECONDS)).num_pinned == 1
 
 
 @pytest.mark.parametrize(

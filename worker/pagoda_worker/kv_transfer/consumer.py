@@ -34,7 +34,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class KvConsumer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
-    """Serves Push and Release for the leases of one worker.
+    """Serves Push for the leases of one worker.
 
     Args:
         leases: what was promised.

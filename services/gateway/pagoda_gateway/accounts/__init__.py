@@ -1,4 +1,4 @@
 """Who asks and what it cost: keys, the usage log, the ledger, receipts.
 
-Knows no HTTP, no text and no worker; of a request it knows the two usage records.
+Knows no HTTP and asks no worker. Of a request it knows what records say, and `prefixes` its prompt.
 """

@@ -1,4 +1,4 @@
-"""Rows as OpenAI's objects, and a list of them. Knows no database."""
+"""Rows as OpenAI's objects, and a list of them. Asks no database."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

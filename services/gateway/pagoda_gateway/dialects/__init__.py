@@ -1,6 +1,6 @@
 """How model families write reasoning and tool calls, as text; parsers of it, and grammars for it.
 
-Knows no HTTP, no OpenAI bodies and no tokens. One module of `families` for each.
+Knows no HTTP, no OpenAI bodies and no tokenizer. One module of `families` for each.
 """
 
 from pagoda_gateway.dialects.blocks import Block, BlockChange, BlockReader

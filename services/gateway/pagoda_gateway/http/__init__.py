@@ -1,4 +1,4 @@
 """HTTP: the application, its routes and server, who may come in, and what is written to a client.
 
-Knows no prompt formats, no tokens and no workers: `openai` and `sequences` do.
+Knows no prompt formats, and asks no worker: `openai` and `sequences` do.
 """

@@ -1,8 +1,8 @@
 """Tier 1: blocks in CPU memory under a hard byte budget.
 
 Evicts the least recently used leaf first: a block whose children are held here is worth more than
-any of them, because a prefix match needs every block before it. Pinned blocks stay. Not
-thread-safe: the event loop owns it.
+any of them, because a prefix match needs every block before it. Not thread-safe: the event loop
+owns it.
 """
 
 import heapq
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagoda_kvstore.block import Block, BlockKey
-from pagoda_kvstore.tiers.pins import Pins
 
 # What a held block costs besides its payload: dict entry, key, digest, bookkeeping. Counted in the
 # budget.
@@ -22,17 +21,16 @@ BLOCK_OVERHEAD_BYTES = 512
 class _Entry:
     block: Block
     tick: int  # of its last use
-    is_queued: bool = False  # has a place in the heap of leaves or among the parked
+    is_queued: bool = False  # has a place in the heap of leaves
 
 
 class MemoryTier:
     """Blocks in memory. `used_bytes` never exceeds `budget_bytes`."""
 
-    def __init__(self, budget_bytes: int, pins: Pins) -> None:
+    def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.num_hits = self.num_misses = self.num_evictions = self.num_bad_digests = 0
-        self._pins = pins
         self._entries: dict[BlockKey, _Entry] = {}
         self._num_children: Counter[BlockKey] = (
             Counter()
@@ -40,9 +38,6 @@ class MemoryTier:
         self._leaves: list[
             tuple[int, int, _Entry]
         ] = []  # (tick when queued, tie breaker, entry), a heap
-        self._parked: list[
-            _Entry
-        ] = []  # leaves found pinned, looked at again when no other is left
         self._tick = 0
         self._serial = 0
 
@@ -80,7 +75,7 @@ class MemoryTier:
         """Hold `block`, and return what was evicted for it.
 
         A known block is only marked used. Returns None if it does not fit within the budget,
-        because the rest is pinned or is its own chain; then nothing changed.
+        because the rest is its own chain; then nothing changed.
         """
         known = self._entries.get(block.key)
         if known is not None:
@@ -102,7 +97,7 @@ class MemoryTier:
         children = Counter(block.parent_key for block in blocks if block.parent_key)
         assert children == +self._num_children, "children miscounted"
         assert all(count > 0 for count in self._num_children.values())
-        queued = [entry for _, _, entry in self._leaves] + self._parked
+        queued = [entry for _, _, entry in self._leaves]
         live = [entry for entry in queued if self._entries.get(entry.block.key) is entry]
         assert len({id(entry) for entry in live}) == len(live), "queued twice"
         for entry in self._entries.values():
@@ -124,29 +119,17 @@ class MemoryTier:
         return victims
 
     def _pop_leaf(self) -> _Entry | None:
-        """Return the least recently used leaf that is not pinned."""
-        has_unparked = False
-        while True:
-            while self._leaves:
-                tick, _, entry = heapq.heappop(self._leaves)
-                entry.is_queued = False
-                key = entry.block.key
-                if self._entries.get(key) is not entry or self._num_children[key]:
-                    continue
-                if entry.tick != tick:
-                    self._queue(entry)  # used since: try again at its present place
-                elif self._pins.is_pinned(key):
-                    entry.is_queued = True
-                    self._parked.append(entry)
-                else:
-                    return entry
-            if has_unparked or not self._parked:
-                return None
-            has_unparked = True
-            parked, self._parked = self._parked, []
-            for entry in parked:
-                entry.is_queued = False
-                self._queue(entry)
+        """Return the least recently used leaf."""
+        while self._leaves:
+            tick, _, entry = heapq.heappop(self._leaves)
+            entry.is_queued = False
+            key = entry.block.key
+            if self._entries.get(key) is not entry or self._num_children[key]:
+                continue
+            if entry.tick == tick:
+                return entry
+            self._queue(entry)  # used since: try again at its present place
+        return None
 
     def _insert(self, entry: _Entry) -> None:
         """Hold an entry whose parent already counts it."""

@@ -1,10 +1,10 @@
 """Tier 2: blocks in segment files under a hard byte budget; a restart finds them again.
 
 Space is taken back by dropping the oldest segment: over the budget, or once the device is full.
-Its pinned blocks, and those used since they were written, move on to a new segment, at most half
-of it, so that dropping always gains room. What cannot be read is lost, what cannot be written is
-dropped; neither is an error of a caller. A folder that was removed is made again, and what it had
-is forgotten. One thread appends; any thread reads.
+Its blocks that were used since they were written move on to a new segment, at most half of it, so
+that dropping always gains room. What cannot be read is lost, what cannot be written is dropped;
+neither is an error of a caller. A folder that was removed is made again, and what it had is
+forgotten. One thread appends; any thread reads.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from pagoda_kvstore.block import Block, BlockKey
 from pagoda_kvstore.errors import NvmeFolderInUseError
 from pagoda_kvstore.tiers.device_state import DeviceState, is_no_space, is_passing
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.segment import (
     HEADER_BYTES,
     RECORD_HEADER_BYTES,
@@ -69,7 +68,6 @@ class NvmeTier:
         *,
         budget_bytes: int,
         segment_bytes: int,
-        pins: Pins,
         on_change: OnChange = lambda key, is_stored: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,7 +79,7 @@ class NvmeTier:
         self.num_read_errors = 0
         self.device = DeviceState(folder.path, clock)
         self._folder, self._segment_bytes = folder, min(segment_bytes, budget_bytes)
-        self._pins, self._on_change = pins, on_change
+        self._on_change = on_change
         self._lock = threading.Lock()  # guards the index, not the files
         self._index: dict[BlockKey, _Place] = {}
         self._segments: dict[int, _Segment] = {}  # by sequence, oldest first
@@ -303,14 +301,8 @@ class NvmeTier:
         return writer
 
     def _choose_victim(self) -> _Segment | None:
-        """Return the oldest segment with records whose pinned blocks can all move on."""
-        for segment in self._segments.values():
-            if (
-                segment.num_slots
-                and sum(map(self._pins.is_pinned, list(segment.blocks))) <= segment.num_slots // 2
-            ):
-                return segment
-        return None
+        """Return the oldest segment with records."""
+        return next((segment for segment in self._segments.values() if segment.num_slots), None)
 
     def _drop(self, segment: _Segment) -> list[Block]:
         """Delete a segment and return the blocks of it that are worth writing again."""
@@ -335,12 +327,9 @@ class NvmeTier:
 
     def _survivors(self, segment: _Segment) -> list[Block]:
         with self._lock:
-            places = dict(segment.blocks)
-        pinned = [key for key in places if self._pins.is_pinned(key)]
-        used = [key for key in places.keys() - set(pinned) if places[key].is_used]
-        used.sort(key=lambda key: places[key].slot)
-        kept = pinned + used[: max(0, segment.num_slots // 2 - len(pinned))]
-        slots = sorted(places[key].slot for key in kept)
+            places = list(segment.blocks.values())
+        used = sorted(place.slot for place in places if place.is_used)
+        slots = used[: segment.num_slots // 2]
         try:
             blocks = read_blocks(segment.path, segment.header, slots)
         except OSError as error:

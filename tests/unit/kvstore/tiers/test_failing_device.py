@@ -14,7 +14,6 @@ from pagoda_kvstore.tiers import nvme, segment
 from pagoda_kvstore.tiers.device_state import RETRY_SECONDS
 from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.segment import HEADER_BYTES, RECORD_HEADER_BYTES
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 1000
@@ -48,7 +47,6 @@ def open_tier(tmp_path: Path) -> Iterator[OpenTier]:
                 NvmeFolder(path),
                 budget_bytes=budget_bytes,
                 segment_bytes=segment_bytes,
-                pins=Pins(),
                 clock=clock,
             )
         ]
@@ -96,7 +94,6 @@ def test_an_unreadable_segment_does_not_end_a_start_over_the_budget(
     tier = open_tier()
     put(tier, NAMES)
     refuse_to_read(monkeypatch, first_segment(tmp_path))
-    monkeypatch.setattr(Pins, "is_pinned", lambda self, key: key == make_key("a"))
     tier = open_tier(budget_bytes=2 * SEGMENT_BYTES)
 
     assert len(tier) == 8

@@ -5,13 +5,12 @@ import pytest
 from support.stored_blocks import make_block, make_key
 
 from pagoda_kvstore.tiers.memory import BLOCK_OVERHEAD_BYTES, MemoryTier
-from pagoda_kvstore.tiers.pins import Pins
 
 BLOCK_COST = 1000 + BLOCK_OVERHEAD_BYTES
 
 
-def make_tier(num_blocks: int, pins: Pins | None = None) -> MemoryTier:
-    return MemoryTier(num_blocks * BLOCK_COST, pins or Pins())
+def make_tier(num_blocks: int) -> MemoryTier:
+    return MemoryTier(num_blocks * BLOCK_COST)
 
 
 def evicted_names(tier: MemoryTier, name: str, parent: str = "") -> list[bytes] | None:
@@ -75,31 +74,6 @@ def test_block_larger_than_the_budget_is_refused() -> None:
     assert make_key("a") in tier
 
 
-def test_pinned_blocks_stay_until_the_pin_expires() -> None:
-    now = 0.0
-    pins = Pins(clock=lambda: now)
-    tier = make_tier(2, pins)
-    tier.put(make_block("a"))
-    tier.put(make_block("b"))
-    pins.pin(make_key("a"), 10.0)
-    assert evicted_names(tier, "c") == [b"b"]
-    pins.pin(make_key("c"), 10.0)
-    assert evicted_names(tier, "d") is None
-    now = 11.0
-    assert evicted_names(tier, "d") == [b"a"]
-    tier.check_invariants()
-
-
-def test_unpinned_block_can_go_again() -> None:
-    pins = Pins(clock=lambda: 0.0)
-    tier = make_tier(1, pins)
-    tier.put(make_block("a"))
-    pins.pin(make_key("a"), 10.0)
-    assert evicted_names(tier, "b") is None
-    pins.pin(make_key("a"), 0.0)
-    assert evicted_names(tier, "b") == [b"a"]
-
-
 def test_damaged_block_is_a_miss_dropped_and_counted() -> None:
     tier = make_tier(2)
     good, bad = make_block("good"), dataclasses.replace(make_block("bad"), digest=bytes(16))
@@ -114,20 +88,14 @@ def test_damaged_block_is_a_miss_dropped_and_counted() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_budget_and_tree_hold_under_random_load(seed: int) -> None:
     rng = random.Random(seed)
-    now = 0.0
-    pins = Pins(clock=lambda: now)
-    tier = MemoryTier(30_000, pins)
+    tier = MemoryTier(30_000)
     names = [str(i) for i in range(80)]
     for _ in range(1500):
-        now += rng.random()
         name = rng.choice(names)
         parent = str(int(name) // 3) if rng.random() < 0.8 and name != "0" else ""
-        action = rng.random()
-        if action < 0.6:
+        if rng.random() < 0.6:
             tier.put(make_block(name, parent, num_bytes=rng.choice([100, 800, 3000])))
-        elif action < 0.9:
+        else:
             tier.get(make_key(name))
-        elif make_key(name) in tier:
-            pins.pin(make_key(name), rng.uniform(0, 20))
         tier.check_invariants()
     assert tier.num_evictions > 50

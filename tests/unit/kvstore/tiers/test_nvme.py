@@ -11,7 +11,6 @@ from pagoda_kvstore.errors import NvmeFolderInUseError
 from pagoda_kvstore.tiers.device_state import RETRY_SECONDS
 from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.segment import HEADER_BYTES, RECORD_HEADER_BYTES, SegmentHeader
 
 RECORD_BYTES = RECORD_HEADER_BYTES + 1000
@@ -27,7 +26,6 @@ def open_tier(tmp_path: Path) -> Iterator[OpenTier]:
     def open_one(
         *,
         num_segments: int = 4,
-        pins: Pins | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> NvmeTier:
         for tier in tiers:
@@ -37,7 +35,6 @@ def open_tier(tmp_path: Path) -> Iterator[OpenTier]:
             NvmeFolder(tmp_path / "nvme"),
             budget_bytes=num_segments * SEGMENT_BYTES,
             segment_bytes=SEGMENT_BYTES,
-            pins=pins or Pins(),
             clock=clock,
         )
         tiers.append(tier)
@@ -123,21 +120,6 @@ def test_at_most_half_of_a_segment_moves_on(open_tier: OpenTier) -> None:
     tier.read([make_key(name) for name in "abcd"])
     put(tier, "i")
     assert held(tier, "abcd") == "ab"
-
-
-def test_pinned_blocks_are_kept_and_a_store_full_of_them_takes_nothing(open_tier: OpenTier) -> None:
-    pins = Pins(clock=lambda: 0.0)
-    tier = open_tier(num_segments=2, pins=pins)
-    put(tier, "abcdefgh")
-    for name in "abcefg":
-        pins.pin(make_key(name), 10.0)
-    assert tier.append([make_block("i")]) == 0
-    assert held(tier, "abcdefghi") == "abcdefgh"
-    assert tier.num_dropped == 1
-    pins.pin(make_key("c"), 0.0)
-    put(tier, "i")
-    assert held(tier, "abcdefghi") == "abefghi"
-    tier.check_invariants()
 
 
 def test_flipped_byte_on_disk_is_a_miss_and_the_others_are_fine(
@@ -253,23 +235,17 @@ def test_write_error_drops_the_block_and_keeps_the_segment_whole(
 @pytest.mark.parametrize("seed", range(6))
 def test_budget_holds_under_random_load_and_restarts(open_tier: OpenTier, seed: int) -> None:
     rng = random.Random(seed)
-    now = 0.0
-    pins = Pins(clock=lambda: now)
-    tier = open_tier(num_segments=5, pins=pins)
+    tier = open_tier(num_segments=5)
     names = [str(i) for i in range(60)]
     for step in range(600):
-        now += 0.1
         name = rng.choice(names)
         size, identity = rng.choice([(1000, b"i" * 16), (1000, b"j" * 16), (300, b"i" * 16)])
         block = make_block(f"{name}/{size}", num_bytes=size, identity=identity)
-        action = rng.random()
-        if action < 0.6:
+        if rng.random() < 0.6:
             tier.append([block])
-        elif action < 0.9:
+        else:
             assert tier.read([block.key]) in ([], [block])
-        elif block.key in tier:
-            pins.pin(block.key, rng.uniform(0, 3))
         if step % 100 == 99:
-            tier = open_tier(num_segments=5, pins=pins)
+            tier = open_tier(num_segments=5)
         tier.check_invariants()
     assert tier.num_bad_digests == 0

@@ -13,7 +13,6 @@ from pagoda_kvstore.block import BlockKey
 from pagoda_kvstore.tiers.device_state import RETRY_SECONDS
 from pagoda_kvstore.tiers.nvme import NvmeTier
 from pagoda_kvstore.tiers.nvme_folder import NvmeFolder
-from pagoda_kvstore.tiers.pins import Pins
 from pagoda_kvstore.tiers.segment import HEADER_BYTES, RECORD_HEADER_BYTES
 from pagoda_kvstore.tiers.write_behind import WriteBehind
 
@@ -33,7 +32,6 @@ class Folder:
             NvmeFolder(path),
             budget_bytes=4 * SEGMENT_BYTES,
             segment_bytes=SEGMENT_BYTES,
-            pins=Pins(),
             on_change=self._on_change,
             clock=lambda: self.now,
         )

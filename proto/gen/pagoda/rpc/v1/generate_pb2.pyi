@@ -605,7 +605,7 @@ class CancelRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     reason: _builtins.str
-    """client_disconnect | stop_string | deadline | superseded"""
+    """client_disconnect | stop_string | content_filter | deadline | superseded"""
     attempt: _builtins.int
     """this one and all before it; absent = every attempt"""
     @_builtins.property

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagoda.rpc.v1 import kv_event_pb2 as pagoda_dot_rpc_dot_v1_dot_kv__event__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/kv_store.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/kv_event.proto\"9\n\x0cMatchRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\"3\n\rMatchResponse\x12\"\n\x05tiers\x18\x01 \x03(\x0e\x32\x13.pagoda.rpc.v1.Tier\"7\n\nGetRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\"9\n\x0bGetResponse\x12*\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1a.pagoda.rpc.v1.StoredBlock\"e\n\x0bStoredBlock\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.pagoda.rpc.v1.Tier\"J\n\nPutRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\'\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x17.pagoda.rpc.v1.PutBlock\"T\n\x08PutBlock\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"I\n\x0bPutResponse\x12\x12\n\nnum_stored\x18\x01 \x01(\r\x12\x11\n\tnum_known\x18\x02 \x01(\r\x12\x13\n\x0bnum_refused\x18\x03 \x01(\r\"L\n\nPinRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\x12\x13\n\x0bttl_seconds\x18\x03 \x01(\x01\"!\n\x0bPinResponse\x12\x12\n\nnum_pinned\x18\x01 \x01(\r\"\x0e\n\x0cStatsRequest\"\xc2\x01\n\tTierStats\x12!\n\x04tier\x18\x01 \x01(\x0e\x32\x13.pagoda.rpc.v1.Tier\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x10\n\x08num_hits\x18\x05 \x01(\x04\x12\x12\n\nnum_misses\x18\x06 \x01(\x04\x12\x15\n\rnum_evictions\x18\x07 \x01(\x04\x12\x17\n\x0fnum_bad_digests\x18\x08 \x01(\x04\"8\n\rStatsResponse\x12\'\n\x05tiers\x18\x01 \x03(\x0b\x32\x18.pagoda.rpc.v1.TierStats2\xd6\x02\n\x0eKvStoreService\x12\x42\n\x05Match\x12\x1b.pagoda.rpc.v1.MatchRequest\x1a\x1c.pagoda.rpc.v1.MatchResponse\x12>\n\x03Get\x12\x19.pagoda.rpc.v1.GetRequest\x1a\x1a.pagoda.rpc.v1.GetResponse0\x01\x12>\n\x03Put\x12\x19.pagoda.rpc.v1.PutRequest\x1a\x1a.pagoda.rpc.v1.PutResponse(\x01\x12<\n\x03Pin\x12\x19.pagoda.rpc.v1.PinRequest\x1a\x1a.pagoda.rpc.v1.PinResponse\x12\x42\n\x05Stats\x12\x1b.pagoda.rpc.v1.StatsRequest\x1a\x1c.pagoda.rpc.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpagoda/rpc/v1/kv_store.proto\x12\rpagoda.rpc.v1\x1a\x1cpagoda/rpc/v1/kv_event.proto\"9\n\x0cMatchRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\"3\n\rMatchResponse\x12\"\n\x05tiers\x18\x01 \x03(\x0e\x32\x13.pagoda.rpc.v1.Tier\"7\n\nGetRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x01(\x0c\"9\n\x0bGetResponse\x12*\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1a.pagoda.rpc.v1.StoredBlock\"e\n\x0bStoredBlock\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12!\n\x04tier\x18\x04 \x01(\x0e\x32\x13.pagoda.rpc.v1.Tier\"J\n\nPutRequest\x12\x13\n\x0bkv_identity\x18\x01 \x01(\x0c\x12\'\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x17.pagoda.rpc.v1.PutBlock\"T\n\x08PutBlock\x12\x12\n\nblock_hash\x18\x01 \x01(\x0c\x12\x13\n\x0bparent_hash\x18\x02 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x0f\n\x07payload\x18\x04 \x01(\x0c\"I\n\x0bPutResponse\x12\x12\n\nnum_stored\x18\x01 \x01(\r\x12\x11\n\tnum_known\x18\x02 \x01(\r\x12\x13\n\x0bnum_refused\x18\x03 \x01(\r2\xd4\x01\n\x0eKvStoreService\x12\x42\n\x05Match\x12\x1b.pagoda.rpc.v1.MatchRequest\x1a\x1c.pagoda.rpc.v1.MatchResponse\x12>\n\x03Get\x12\x19.pagoda.rpc.v1.GetRequest\x1a\x1a.pagoda.rpc.v1.GetResponse0\x01\x12>\n\x03Put\x12\x19.pagoda.rpc.v1.PutRequest\x1a\x1a.pagoda.rpc.v1.PutResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,16 +48,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTBLOCK']._serialized_end=568
   _globals['_PUTRESPONSE']._serialized_start=570
   _globals['_PUTRESPONSE']._serialized_end=643
-  _globals['_PINREQUEST']._serialized_start=645
-  _globals['_PINREQUEST']._serialized_end=721
-  _globals['_PINRESPONSE']._serialized_start=723
-  _globals['_PINRESPONSE']._serialized_end=756
-  _globals['_STATSREQUEST']._serialized_start=758
-  _globals['_STATSREQUEST']._serialized_end=772
-  _globals['_TIERSTATS']._serialized_start=775
-  _globals['_TIERSTATS']._serialized_end=969
-  _globals['_STATSRESPONSE']._serialized_start=971
-  _globals['_STATSRESPONSE']._serialized_end=1027
-  _globals['_KVSTORESERVICE']._serialized_start=1030
-  _globals['_KVSTORESERVICE']._serialized_end=1372
+  _globals['_KVSTORESERVICE']._serialized_start=646
+  _globals['_KVSTORESERVICE']._serialized_end=858
 # @@protoc_insertion_point(module_scope)

@@ -49,16 +49,6 @@ class KvStoreServiceStub:
                 request_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutRequest.SerializeToString,
                 response_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
                 _registered_method=True)
-        self.Pin = channel.unary_unary(
-                '/pagoda.rpc.v1.KvStoreService/Pin',
-                request_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinRequest.SerializeToString,
-                response_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinResponse.FromString,
-                _registered_method=True)
-        self.Stats = channel.unary_unary(
-                '/pagoda.rpc.v1.KvStoreService/Stats',
-                request_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
-                response_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
-                _registered_method=True)
 
 
 class KvStoreServiceServicer:
@@ -85,19 +75,6 @@ class KvStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Pin(self, request, context):
-        """Keeps blocks from eviction for a while. Pins expire by themselves.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Stats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_KvStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,16 +92,6 @@ def add_KvStoreServiceServicer_to_server(servicer, server):
                     servicer.Put,
                     request_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutRequest.FromString,
                     response_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutResponse.SerializeToString,
-            ),
-            'Pin': grpc.unary_unary_rpc_method_handler(
-                    servicer.Pin,
-                    request_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinRequest.FromString,
-                    response_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinResponse.SerializeToString,
-            ),
-            'Stats': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stats,
-                    request_deserializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsRequest.FromString,
-                    response_serializer=pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -208,60 +175,6 @@ class KvStoreService:
             '/pagoda.rpc.v1.KvStoreService/Put',
             pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutRequest.SerializeToString,
             pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PutResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Pin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pagoda.rpc.v1.KvStoreService/Pin',
-            pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinRequest.SerializeToString,
-            pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.PinResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Stats(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pagoda.rpc.v1.KvStoreService/Stats',
-            pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsRequest.SerializeToString,
-            pagoda_dot_rpc_dot_v1_dot_kv__store__pb2.StatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

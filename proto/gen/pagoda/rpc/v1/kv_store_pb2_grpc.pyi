@@ -37,9 +37,6 @@ class KvStoreServiceStub:
     """Blocks in the order asked for; ends early at the first miss."""
     Put: _grpc.StreamUnaryMultiCallable[_kv_store_pb2.PutRequest, _kv_store_pb2.PutResponse]
     """Stores blocks. What is already held is not written again."""
-    Pin: _grpc.UnaryUnaryMultiCallable[_kv_store_pb2.PinRequest, _kv_store_pb2.PinResponse]
-    """Keeps blocks from eviction for a while. Pins expire by themselves."""
-    Stats: _grpc.UnaryUnaryMultiCallable[_kv_store_pb2.StatsRequest, _kv_store_pb2.StatsResponse]
 
 @_typing.type_check_only
 class KvStoreServiceAsyncStub(KvStoreServiceStub):
@@ -50,9 +47,6 @@ class KvStoreServiceAsyncStub(KvStoreServiceStub):
     """Blocks in the order asked for; ends early at the first miss."""
     Put: _aio.StreamUnaryMultiCallable[_kv_store_pb2.PutRequest, _kv_store_pb2.PutResponse]  # type: ignore[assignment]
     """Stores blocks. What is already held is not written again."""
-    Pin: _aio.UnaryUnaryMultiCallable[_kv_store_pb2.PinRequest, _kv_store_pb2.PinResponse]  # type: ignore[assignment]
-    """Keeps blocks from eviction for a while. Pins expire by themselves."""
-    Stats: _aio.UnaryUnaryMultiCallable[_kv_store_pb2.StatsRequest, _kv_store_pb2.StatsResponse]  # type: ignore[assignment]
 
 class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,20 +72,5 @@ class KvStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_kv_store_pb2.PutResponse, _abc.Awaitable[_kv_store_pb2.PutResponse]]:
         """Stores blocks. What is already held is not written again."""
-
-    @_abc_1.abstractmethod
-    def Pin(
-        self,
-        request: _kv_store_pb2.PinRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_store_pb2.PinResponse, _abc.Awaitable[_kv_store_pb2.PinResponse]]:
-        """Keeps blocks from eviction for a while. Pins expire by themselves."""
-
-    @_abc_1.abstractmethod
-    def Stats(
-        self,
-        request: _kv_store_pb2.StatsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_kv_store_pb2.StatsResponse, _abc.Awaitable[_kv_store_pb2.StatsResponse]]: ...
 
 def add_KvStoreServiceServicer_to_server(servicer: KvStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

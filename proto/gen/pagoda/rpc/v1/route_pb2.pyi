@@ -191,7 +191,7 @@ class RouteResponse(_message.Message):
     router_id: _builtins.str
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
-        """at most 16 that were compared, best first; then who was ruled out"""
+        """at most 16: those that were compared, best first; then who was ruled out"""
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ class UsageClose(_message.Message):
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     num_output_tokens: _builtins.int
-    """delivered to the client; of a reconciled request: published by workers"""
+    """delivered to the client; of a reconciled request: as its gateway had noted, else published by workers"""
     ttft_ms: _builtins.float
     e2e_ms: _builtins.float
     num_attempts: _builtins.int
@@ -244,7 +244,8 @@ Global___PrefixMiss: _TypeAlias = PrefixMiss  # noqa: Y015
 
 @_typing.final
 class SequenceUsage(_message.Message):
-    """What one worker published and computed of one attempt of a sequence. Written at its end there, however it ended.
+    """What one worker published and computed of one attempt of a sequence. Written each second while it runs there,
+    and at its end, however it ended.
     By a gateway, of one that was killed: the tokens that the sequence's client had.
     """
 

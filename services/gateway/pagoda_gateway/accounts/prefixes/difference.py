@@ -100,10 +100,9 @@ def difference(earlier: Side, later: Side, position: int) -> Difference:
     return _shown("edited", *gaps)
 
 
-def first_difference(earlier: str, later: str, start: int) -> int:
-    """Return the first index from `start` on at which two texts differ."""
-    end = min(len(earlier), len(later))
-    low, high = min(start, end), end
+def first_difference(earlier: str, later: str) -> int:
+    """Return the first index at which two texts differ."""
+    low, high = 0, min(len(earlier), len(later))
     while low < high:  # slices are compared at once, characters are not
         middle = (low + high + 1) // 2
         if earlier[low:middle] == later[low:middle]:

@@ -242,7 +242,7 @@ def _shown_difference(
     end = aligned.first + _SHOWN_TOKENS
     earlier = _text(decode, relative.token_ids[:end])
     later = _text(decode, prompt.token_ids[:end])
-    position = first_difference(earlier, later, 0)
+    position = first_difference(earlier, later)
     gaps = [
         len(_text(decode, one.token_ids[aligned.first : gap_end]))
         for one, gap_end in ((relative, aligned.earlier_end), (prompt, aligned.later_end))
