@@ -108,6 +108,11 @@ class Postgres:
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         )
 
+    def set_isolation(self, url: str, level: str) -> None:
+        """Have a database's transactions be of that level from the next connection on."""
+        name = url.rpartition("/")[2]
+        self._execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+
     def _execute(self, statement: str, url: str = "") -> None:
         with psycopg.connect(url or f"{self.server.url}/postgres", autocommit=True) as connection:
             connection.execute(statement)

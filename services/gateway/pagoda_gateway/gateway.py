@@ -194,7 +194,9 @@ async def open_gateway(
         money = await Money.of(ledger, changes.announce, settings)
         changes.add_listener(money.book.on_change)
         key_use = KeyUse(tenancy.api_keys.note_used)
-        authenticator = Authenticator(tenancy.api_keys, on_use=key_use.note)
+        authenticator = Authenticator(
+            tenancy.api_keys, on_use=key_use.note, wall_clock=database.now
+        )
         changes.add_listener(authenticator.forget)
         accounted = Accounted(bus, forwarder)
         limiter = Limiter(

@@ -2,7 +2,8 @@
 
 One thread does all its work, in transactions; what requests wait for (whose key is this?) has
 threads and connections of its own, so that no work delays it. A connection to PostgreSQL that
-answers nothing is cut off when a call's time is up. Knows no table.
+answers nothing is cut off when a call's time is up. What is kept for a time goes by the clock of
+the database's host, whatever the replicas' clocks say. Knows no table.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +124,7 @@ class Database:
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
+        self._clock_offset: float | None = None  # of the server's from our monotonic one
         self._here = threading.local()  # each thread's turn
         if self.is_postgresql:
             sa.event.listen(engine, "do_connect", self._connect)
@@ -136,6 +139,15 @@ class Database:
     def is_postgresql(self) -> bool:
         """Whether several transactions can write at a time: rows are locked, not the database."""
         return self._engine.dialect.name == "postgresql"
+
+    def now(self) -> float:
+        """Return Unix seconds by the one clock that all replicas share.
+
+        It is that of PostgreSQL's host, as a connection was last asked for it; with a file this
+        host's own.
+        """
+        offset = self._clock_offset
+        return time.time() if offset is None else time.monotonic() + offset
 
     async def call(self, work: Callable[[sa.Connection], T]) -> T:
         """Return what `work` returns, done in one transaction: all of it, or nothing if it raises.
@@ -238,21 +250,33 @@ class Database:
     def _on_checkout(self, connection: Any, _record: Any, _fairy: Any) -> None:
         """See whether a connection still answers, as `pool_pre_ping` does, which none could end.
 
-        One that was made just now is not asked: what fails then is the call's own error.
+        It is asked for the server's time.
 
         Raises:
-            InvalidatePoolError: it does not: the pool makes others.
+            InvalidatePoolError: it does not: the pool makes others. Of one that was made just now
+                what fails is the call's own error.
             TimeoutError: the turn is over.
         """
         self._take(connection)
         is_fresh = getattr(self._here, "fresh", None) is connection
         self._here.fresh = None
-        if is_fresh:
-            return
         try:
-            self._engine.dialect.do_ping(connection)
+            self._read_clock(connection)
         except self._engine.dialect.loaded_dbapi.Error as error:
+            if is_fresh:
+                raise
             raise sa.exc.InvalidatePoolError from error
+
+    def _read_clock(self, connection: "psycopg.Connection[Any]") -> None:
+        """Ask outside of a transaction, which the call begins, and at its own isolation."""
+        is_autocommit = connection.autocommit
+        connection.autocommit = True
+        asked = time.monotonic()
+        row = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+        answered = time.monotonic()
+        connection.autocommit = is_autocommit
+        assert row is not None, "there is one"
+        self._clock_offset = row[0] - (asked + answered) / 2
 
     def _on_checkin(self, _connection: Any, _record: Any) -> None:
         if turn := self._turn:
@@ -297,6 +321,7 @@ async def open_database(url: str) -> AsyncIterator[Database]:
         await asyncio.to_thread(_check_encoding, engine)
         await asyncio.to_thread(migrate, engine)
         database = Database(engine)
+        await database.call(lambda _: None)  # what time it is there
     except sa.exc.DBAPIError as error:
         engine.dispose()
         raise StartError(
@@ -342,6 +367,8 @@ def _engine(address: URL) -> sa.Engine:
         # Names of statements that are prepared would be other gateways', too, behind a pooler that
         # gives each transaction any connection: one would get what another one has asked.
         options["connect_args"] = {"prepare_threshold": None, "client_encoding": "utf8"}
+        # A stricter one, as roles and databases may have, refuses what replicas do at one time.
+        options["isolation_level"] = "READ COMMITTED"
         return sa.create_engine(address, **options)
     options["connect_args"] = {"check_same_thread": False, "timeout": SQLITE_WAIT_SECONDS}
     engine = sa.create_engine(address, **options)

@@ -8,7 +8,7 @@ from pagoda_gateway.accounts.prefixes.rows import prefix_values
 from pagoda_gateway.accounts.tables import REQUEST_NAMES, USAGE
 
 DEFAULT_TIER = "default"  # also of records that older gateways wrote
-FINISHED = "finished"
+FINISHED, FAILED = "finished", "failed"
 RECONCILED, LOST = "reconciled", "lost"  # closed for a dead gateway: from what is known, or nothing
 
 

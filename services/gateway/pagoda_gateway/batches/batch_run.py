@@ -7,7 +7,6 @@ next runs the lines that have none.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +60,6 @@ class BatchRun:
         ask: Ask,
         places: Places,
         options: RunOptions,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare.
 
@@ -72,7 +70,6 @@ class BatchRun:
             ask: runs lines.
             places: for lines, shared with other batches.
             options: see RunOptions.
-            clock: Unix seconds.
         """
         self._batch = batch
         self._files = files
@@ -80,12 +77,12 @@ class BatchRun:
         self._ask = ask
         self._places = places
         self._options = options
-        self._clock = clock
         self._status: str = batch["status"]
         self._is_left = False  # for another replica, or for this one's next start
         self._is_answered = False  # every line
         self._full: str = ""  # why no further answer can be kept
         self._over = asyncio.Event()  # no further line begins
+        self._left = asyncio.Event()  # nor is one run again
         self._patience: asyncio.Timeout | None = None  # of the line that is next
 
     async def run(self) -> None:
@@ -95,7 +92,9 @@ class BatchRun:
             Exception: the database failed; the lease runs out by itself.
         """
         loop = asyncio.get_running_loop()
-        left = self._batch["expires_unix_seconds"] - self._clock()
+        left = self._batch["expires_unix_seconds"] - self._batches.clock()
+        if self._is_expired:
+            self._stop_lines()
         timer = loop.call_later(max(0.0, left), self._stop_lines)
         self._hear(self._status)
         try:
@@ -112,11 +111,17 @@ class BatchRun:
     def leave(self) -> None:
         """Begin no further line; `run` ends when those that run have ended."""
         self._is_left = True
+        self._left.set()
         self._stop_lines()
 
     @property
     def _id(self) -> str:
         return str(self._batch["batch_id"])
+
+    @property
+    def _is_expired(self) -> bool:
+        """Whether a replica found the window over before, and has given up some lines."""
+        return self._batch["finalizing_unix_seconds"] is not None
 
     async def _work(self) -> None:
         if self._status == "validating":
@@ -197,12 +202,12 @@ class BatchRun:
         """Run one line in the place that was taken for it."""
         assert line.text is not None, "validated"
         request = LineRequest(self._batch, line.number, line.text)
-        answer = await self._answer(request)
+        answer = await self._answer(request, self._over)
         if answer is not None:
             await self._store(request, answer)
 
-    async def _answer(self, request: LineRequest) -> Answer | None:
-        """Return a line's answer; None: the batch ends before there is one."""
+    async def _answer(self, request: LineRequest, over: asyncio.Event) -> Answer | None:
+        """Return a line's answer; None: it is over before there is one."""
         if self._full:
             return request.failed(StorageFullError.code, self._full)
         for attempt in range(MAX_TRIES):
@@ -212,7 +217,7 @@ class BatchRun:
             pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
-                    await self._over.wait()
+                    await over.wait()
                 return None
         return request.answered(attempt, answer)
 
@@ -243,17 +248,21 @@ class BatchRun:
         """End the batch, as cancelled if it was cancelled at any moment before."""
         owner = self._options.owner
         if self._status != "cancelling":
-            if not self._is_answered:
+            is_expired = self._is_expired or not self._is_answered
+            if is_expired:
                 hours = self._batch["completion_window"]
                 message = f"This request was not run within the completion window of {hours}."
-                await self._fail_lines("batch_expired", message)
-            status = "completed" if self._is_answered else "expired"
+                await self._batches.give_up_lines(self._id, owner)
+                if not await self._end_lines("batch_expired", message):
+                    return
+            status = "expired" if is_expired else "completed"
             if await self._batches.finish(self._batch, owner, status):
                 return
         # Lines of a batch that was cancelled while it was validated may be no requests.
         if not self._is_answered and await self._has_begun():
             message = "This request has no answer: the batch was cancelled before."
-            await self._fail_lines("batch_cancelled", message)
+            if not await self._end_lines("batch_cancelled", message):
+                return
         await self._batches.finish(self._batch, owner, "cancelled")
 
     async def _has_begun(self) -> bool:
@@ -261,18 +270,42 @@ class BatchRun:
         row = await self._batches.get(self._batch["tenant"], self._id)
         return bool(row["num_lines"])
 
-    async def _fail_lines(self, code: str, message: str) -> None:
-        """Answer every line that has no answer with an error, some at once."""
-        failed: list[Answer] = []
+    async def _end_lines(self, code: str, message: str) -> bool:
+        """Answer every line that has no answer, with an error unless it ran, some at once.
+
+        Returns:
+            False: some have none, as the batch is left to others meanwhile.
+        """
+        requests: list[LineRequest] = []
         async with contextlib.aclosing(self._open_lines()) as unanswered:
             async for line in unanswered:
                 assert line.text is not None, "validated"
-                request = LineRequest(self._batch, line.number, line.text)
-                failed.append(request.failed(code, message))
-                if len(failed) == FAILED_AT_ONCE:
-                    await self._record(failed, is_limited=False)
-                    failed.clear()
+                requests.append(LineRequest(self._batch, line.number, line.text))
+                if len(requests) == FAILED_AT_ONCE:
+                    if not await self._end_some(requests, code, message):
+                        return False
+                    requests.clear()
+        return await self._end_some(requests, code, message)
+
+    async def _end_some(self, requests: Sequence[LineRequest], code: str, message: str) -> bool:
+        """End some lines. One that ran is run again, as the same request: it is accounted for.
+
+        A replica may have died between a line's account and its answer.
+        """
+        of_id = {id_: request for request in requests for id_ in request.request_ids}
+        accounted = {of_id[id_] for id_ in await self._batches.accounted(list(of_id))}
+        failed = [r.failed(code, message) for r in requests if r not in accounted]
         await self._record(failed, is_limited=False)
+        for request in accounted:
+            await self._places.take()
+            try:
+                answer = await self._answer(request, self._left)
+            finally:
+                self._places.free()
+            if answer is None:
+                return False
+            await self._store(request, answer)
+        return True
 
     async def _keep_lease(self) -> None:
         """Renew until cancelled; hear of changes that clients ask for, here or elsewhere."""

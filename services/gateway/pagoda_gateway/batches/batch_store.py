@@ -6,7 +6,6 @@ database server's, or the host's that has the file. Knows no request and no file
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
+from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.usage_rows import FAILED, LOST
 from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
 from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILES
@@ -58,7 +59,7 @@ class BatchStore:
         self,
         database: Database,
         files: FileStore,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         lease_clock: Callable[[], float] | None = None,
     ) -> None:
         """Keep batches in `database`.
@@ -66,13 +67,13 @@ class BatchStore:
         Args:
             database: shared by replicas.
             files: theirs, in the same database.
-            clock: Unix seconds; what clients are told.
+            clock: Unix seconds; what clients are told, and when batches end. None: the database's.
             lease_clock: when leases end; None: PostgreSQL's own, with SQLite `clock`.
         """
         self._database = database
         self._files = files
-        self._clock = clock
-        self._lease_clock = lease_clock or (None if database.is_postgresql else clock)
+        self.clock = clock or database.now
+        self._lease_clock = lease_clock or (None if database.is_postgresql else self.clock)
         self._changed = asyncio.Event()  # replaced whenever a client changed something
 
     async def create(self, tenant: str, api_key_id: str, body: BatchBody) -> sa.RowMapping:
@@ -91,7 +92,7 @@ class BatchStore:
                 f"'input_file_id' is a file for {file['purpose']}; it must be one for batch",
                 param="input_file_id",
             )
-        now, batch_id = self._clock(), f"batch_{new_ulid().lower()}"
+        now, batch_id = self.clock(), f"batch_{new_ulid().lower()}"
         keep = body.output_expires_after
         values = {
             "batch_id": batch_id,
@@ -167,7 +168,7 @@ class BatchStore:
                 BATCHES.c.batch_id == batch_id,
                 BATCHES.c.status.in_(("validating", "in_progress")),
             )
-            .values(status="cancelling", cancelling_unix_seconds=self._clock())
+            .values(status="cancelling", cancelling_unix_seconds=self.clock())
         )
         await self._database.call(lambda c: c.execute(statement))
         row = await self.get(tenant, batch_id)
@@ -243,7 +244,7 @@ class BatchStore:
 
         The files that answers count in are made here; nobody sees them before the end.
         """
-        now, batch_id = self._clock(), batch["batch_id"]
+        now, batch_id = self.clock(), batch["batch_id"]
 
         def begin(connection: sa.Connection) -> str:
             if (status := self._keep(connection, batch_id, owner)) != "validating":
@@ -319,13 +320,38 @@ class BatchStore:
 
         return await self._database.call(record)
 
+    async def accounted(self, request_ids: Sequence[str]) -> list[str]:
+        """Return those that ran, or may have: the ledger has an account that may cost something."""
+        has_failed = USAGE.c.outcome.in_((FAILED, LOST))
+        statement = sa.select(USAGE.c.request_id).where(
+            USAGE.c.request_id.in_(request_ids), sa.or_(USAGE.c.outcome.is_(None), ~has_failed)
+        )
+        return list(await self._database.call(lambda c: c.scalars(statement).all()))
+
+    async def give_up_lines(self, batch_id: str, owner: str) -> None:
+        """Note that the window is over: whoever ends the batch ends it as expired.
+
+        Raises:
+            LeaseLostError: it is no longer the owner's.
+        """
+
+        def give_up(connection: sa.Connection) -> None:
+            self._keep(connection, batch_id, owner)
+            connection.execute(
+                sa.update(BATCHES)
+                .where(BATCHES.c.batch_id == batch_id)
+                .values(finalizing_unix_seconds=self.clock())
+            )
+
+        await self._database.call(give_up)
+
     async def finish(self, batch: sa.RowMapping, owner: str, status: str) -> bool:
         """End a batch as completed, expired or cancelled, and show its files.
 
         Returns:
             False, and nothing is done, if it was cancelled meanwhile and `status` is another.
         """
-        now, batch_id = self._clock(), batch["batch_id"]
+        now, batch_id = self.clock(), batch["batch_id"]
 
         def finish(connection: sa.Connection) -> bool:
             is_cancelled = self._keep(connection, batch_id, owner) == "cancelling"
@@ -350,7 +376,7 @@ class BatchStore:
 
     async def forget(self) -> None:
         """Delete batches that ended so long ago that their files have expired."""
-        late = self._clock() - WINDOW_SECONDS - self._files.limits.keep_seconds
+        late = self.clock() - WINDOW_SECONDS - self._files.limits.keep_seconds
         old = (
             sa.select(BATCHES.c.batch_id)
             .where(BATCHES.c.created_unix_seconds < late, BATCHES.c.status.not_in(UNFINISHED))
@@ -376,7 +402,7 @@ class BatchStore:
         return str(connection.scalar(found))
 
     def _change(self, connection: sa.Connection, batch_id: str, status: str, **values: Any) -> str:
-        values |= {"status": status, f"{status}_unix_seconds": self._clock()}
+        values |= {"status": status, f"{status}_unix_seconds": self.clock()}
         connection.execute(sa.update(BATCHES).where(BATCHES.c.batch_id == batch_id).values(values))
         return status
 

@@ -4,7 +4,6 @@ No more than a chunk or one answer is in memory at a time. Knows no HTTP and not
 """
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,10 +46,10 @@ class FileStore:
     """Every tenant's files; one that is not the tenant's own does not exist for it."""
 
     def __init__(
-        self, database: Database, limits: FileLimits, clock: Callable[[], float] = time.time
+        self, database: Database, limits: FileLimits, clock: Callable[[], float] | None = None
     ) -> None:
         self._database = database
-        self._clock = clock
+        self._clock = clock or database.now
         self.limits = limits
 
     async def begin(self, tenant: str, purpose: str, filename: str) -> str:

@@ -73,6 +73,11 @@ class LineRequest:
             body=self._body,
         )
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Of all attempts that there may be."""
+        return [f"{self._id}-{attempt}" for attempt in range(MAX_TRIES)]
+
     def answered(self, attempt: int, answer: LineAnswer) -> Answer:
         """Return the line of the output or error file."""
         response = {

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -49,7 +48,7 @@ class DatabaseResponseStore(ResponseStore):
         max_bytes: int,
         keep_seconds: float,
         run_seconds: float,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """Keep in `database`.
 
@@ -68,7 +67,7 @@ class DatabaseResponseStore(ResponseStore):
         self._max_bytes = max_bytes
         self._keep_seconds = keep_seconds
         self._run_seconds = run_seconds
-        self._clock = clock
+        self._clock = clock or database.now
         self._new: list[tuple[_Row, asyncio.Future[int]]] = []
         self._writer: asyncio.Task[None] | None = None
         grown = database.insert(RESPONSE_STORAGE)

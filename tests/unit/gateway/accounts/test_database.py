@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from pagoda_gateway.accounts.database import (
 )
 from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS
 from pagoda_gateway.accounts.tenancy.tenancy import Tenancy
+from pagoda_gateway.batches.file_store import FileLimits, FileStore
 from pagoda_runtime.errors import StartError
 
 PID = sa.select(sa.func.pg_backend_pid().label("pid"))
@@ -154,6 +156,38 @@ async def test_texts_go_as_utf_8_whatever_the_environment_says(
     async with open_database(postgres.new_database()) as database:
         statement = sa.select(sa.literal("日本 🗻"))
         assert await database.scalar(statement) == "日本 🗻"
+
+
+async def test_what_is_kept_goes_by_the_servers_clock(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of replicas whose clocks are wrong none deletes what others keep."""
+    true, day = time.time, 86400.0
+    monkeypatch.setattr(module.time, "time", lambda: true() + 400 * day)
+    url = postgres.new_database()
+    async with open_database(url) as database:
+        assert abs(database.now() - true()) < 5.0
+        assert await database.look_up(FIND) is not None
+        assert abs(database.now() - true()) < 5.0
+        files = FileStore(database, FileLimits(1000, 1000, 1000, 30 * day))
+        file_id = await files.begin("t", "batch", "in")
+        file = await files.finish(file_id, purpose="batch", filename="in", keep_seconds=None)
+        assert abs(file["created_unix_seconds"] - true()) < 5.0
+        assert await files.sweep() == 0
+
+
+async def test_with_a_file_the_clock_is_this_hosts(database: Database) -> None:
+    if not database.is_postgresql:
+        assert abs(database.now() - time.time()) < 5.0
+
+
+async def test_transactions_are_isolated_as_is_relied_upon(postgres: Postgres) -> None:
+    """Whatever roles and databases say; a stricter one refuses what replicas do at one time."""
+    url = postgres.new_database()
+    postgres.set_isolation(url, "serializable")
+    async with open_database(url) as database:
+        shown = await database.scalar(sa.text("SHOW transaction_isolation"))  # type: ignore[arg-type]
+        assert shown == "read committed"
 
 
 async def test_a_database_that_only_reads_says_so(postgres: Postgres) -> None:

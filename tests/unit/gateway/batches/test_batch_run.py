@@ -9,6 +9,8 @@ import pytest
 import sqlalchemy as sa
 from support.batch_files import LIMITS, Clock, answers, batch_line, jsonl, numbered
 
+from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.batches import batch_run
 from pagoda_gateway.batches.batch_run import BatchRun, RunOptions
 from pagoda_gateway.batches.batch_store import LEASE_SECONDS, WINDOW_SECONDS, BatchStore
@@ -80,7 +82,7 @@ class Bench:
             max_line_bytes=1000,
             check_model=lambda name: None,
         )
-        return BatchRun(batch, self.files, self.batches, route, self.places, options, self.clock)
+        return BatchRun(batch, self.files, self.batches, route, self.places, options)
 
     async def row(self) -> sa.RowMapping:
         return await self.batches.get("t", self.batch_id)
@@ -258,6 +260,66 @@ async def test_what_is_left_at_the_end_of_the_window_has_expired(bench: Bench) -
     errors = await bench.content("error_file_id")
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
     assert {line["response"] for line in errors} == {None}
+
+
+@pytest.mark.parametrize("outcome", ["finished", None, "failed"])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_line_that_is_accounted_for_has_its_answer_when_all_is_over(
+    bench: Bench, database: Database, outcome: str | None, is_cancelled: bool
+) -> None:
+    """Its replica died between its account and its answer; None: and before the account's end."""
+    await bench.create(numbered(5))
+    bench.may_begin = False
+    run = await bench.claimed(Route())
+    running = asyncio.create_task(run.run())
+    while (await bench.row())["status"] != "in_progress":
+        pass
+    run.leave()
+    await running
+    bench.may_begin = True
+    ran = f"batch_req_{bench.batch_id.removeprefix('batch_')}-3-1"
+    account = sa.insert(USAGE).values(request_id=ran, outcome=outcome)
+    await database.call(lambda connection: connection.execute(account))
+    if is_cancelled:
+        await bench.batches.cancel("t", bench.batch_id)
+    else:
+        bench.clock.now += WINDOW_SECONDS
+    route = Route()
+    await (await bench.claimed(route, "b")).run()
+    row = await bench.row()
+    num_run = 0 if outcome == "failed" else 1
+    assert row["status"] == ("cancelled" if is_cancelled else "expired")
+    assert [call.request_id for call in route.calls] == [f"{ran[:-1]}0"] * num_run
+    assert (row["num_completed"], row["num_failed"]) == (num_run, 5 - num_run)
+    assert bench.places.num_taken == 0
+
+
+async def test_a_batch_has_expired_whoever_writes_its_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.create(numbered(5))
+    bench.may_begin = False
+    run = await bench.claimed(Route())
+    running = asyncio.create_task(run.run())
+    while (await bench.row())["status"] != "in_progress":
+        pass
+    run.leave()
+    await running
+    bench.clock.now += WINDOW_SECONDS
+
+    async def fail(*_: object) -> bool:
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.batches, "finish", fail)
+        with pytest.raises(ExceptionGroup):
+            await (await bench.claimed(Route(), "b")).run()
+    assert (await bench.row())["num_failed"] == 5
+    bench.clock.now += 2 * LEASE_SECONDS
+    await (await bench.claimed(Route(), "c")).run()
+    row = await bench.row()
+    assert (row["status"], row["completed_unix_seconds"]) == ("expired", None)
+    assert row["expired_unix_seconds"] is not None
 
 
 async def test_a_stop_finishes_what_runs_and_leaves_the_rest(bench: Bench) -> None:
