@@ -25,10 +25,21 @@ def main() -> None:
     except UnicodeEncodeError as error:  # bytes of the command line stand in text as halves of it
         print(f"pagoda: {error.object!a} is not UTF-8", file=sys.stderr)
         sys.exit(WRONG_USE)
+    except UnicodeError as error:
+        print(f"pagoda: no host has such a name: {error}", file=sys.stderr)
+        sys.exit(WRONG_USE)
+    except TypeError as error:
+        if "surrogates" not in str(error):  # of orjson, which knows no name for it
+            raise
+        print("pagoda: what was given is not UTF-8", file=sys.stderr)
+        sys.exit(WRONG_USE)
     except BrokenPipeError:  # who reads our output has seen enough
         _forget_output()
         sys.exit(FAILED)
     except OSError as error:
+        if error.filename is not None:
+            print(f"pagoda: {error.strerror}: {error.filename}", file=sys.stderr)
+            sys.exit(FAILED)
         if error.errno not in _FULL:
             raise
         _forget_output()

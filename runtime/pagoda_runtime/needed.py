@@ -18,11 +18,11 @@ def needed(what: str, remedy: str) -> Iterator[None]:
         remedy: what to do, such as "set PAGODA_ROUTER_HEALTH_PORT to a free port".
 
     Raises:
-        StartError: the block raised an OSError.
+        StartError: the block raised an OSError, or found that a name can be no host's.
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise StartError(what, _cause(error), remedy) from error
 
 
@@ -31,7 +31,9 @@ def needed_folder(folder: Path, variable: str) -> contextlib.AbstractContextMana
     return needed(f"cannot use the folder {folder}", f"set {variable} to one that can be written")
 
 
-def _cause(error: OSError) -> str:
+def _cause(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return f"no host has such a name ({error})"
     if isinstance(error, socket.gaierror):  # its numbers are not the system's
         return str(error.strerror)
     return os.strerror(error.errno) if error.errno else str(error)

@@ -54,7 +54,7 @@ async def grpc_server(
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
     add(server)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(rpc_address(host, port))
     except RuntimeError as error:
         raise RpcServerError(
             f"cannot listen on {host}:{port}: set the process's ..._GRPC_PORT to a free port, and "
@@ -66,6 +66,12 @@ async def grpc_server(
     finally:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(server.stop(STOP_GRACE_SECONDS), STOP_SECONDS)
+
+
+def rpc_address(host: str, port: int) -> str:
+    """Return where gRPC listens, or is reached: with brackets around an address of IPv6."""
+    is_bare = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if is_bare else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

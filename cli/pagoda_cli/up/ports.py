@@ -85,7 +85,7 @@ def require_free(port: int, host: str = LOOPBACK) -> None:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         return  # no port is to blame: the server will name its host
     with socket.socket(family, kind) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

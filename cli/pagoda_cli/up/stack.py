@@ -9,7 +9,7 @@ from pagoda_cli.up.disk import plan_disk
 from pagoda_cli.up.home import Secrets
 from pagoda_cli.up.infrastructure import nats_spec, redis_spec
 from pagoda_cli.up.plan import Plan, given_ports
-from pagoda_cli.up.ports import LOOPBACK, Ports
+from pagoda_cli.up.ports import LOOPBACK, Ports, reachable
 from pagoda_cli.up.topology import ROLES
 from pagoda_formats.control_groups import num_processors
 from pagoda_runtime.configuration.names import PREFIX, SERVICE_PREFIXES, variable_names
@@ -163,7 +163,8 @@ class Stack:
 
     def _kvstore_endpoint(self, role: str) -> dict[str, str]:
         name = f"PAGODA_{role.upper()}_KVSTORE_ENDPOINT"
-        return {name: self._user.get(name, f"127.0.0.1:{self._kvstore_port}")}
+        host = self._user.get("PAGODA_KVSTORE_GRPC_HOST") or LOOPBACK
+        return {name: self._user.get(name, f"{reachable(host)}:{self._kvstore_port}")}
 
     def _worker(self, role: str, index: int) -> ChildSpec:
         prefix = f"PAGODA_{role.upper()}_"

@@ -262,8 +262,8 @@ def _build(cls: type[S], variables: Mapping[str, str]) -> tuple[S | None, list[s
             continue
         try:
             values[field] = json.loads(raw)
-        except ValueError as error:
-            problems.append(f"{name}={raw!r}: not JSON ({error})")
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{name}={raw[:1000]!r}: not JSON ({error})")
     if problems:
         return None, problems
     try:

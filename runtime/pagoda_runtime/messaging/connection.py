@@ -117,7 +117,7 @@ class Connection:
                 loop = asyncio.get_running_loop()
                 await asyncio.shield(loop.getaddrinfo(parts.hostname, parts.port))
                 return
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter: it can be no host's
                 self._note_before_connected(error)
                 await asyncio.sleep(LOOKUP_PAUSE_SECONDS)
 

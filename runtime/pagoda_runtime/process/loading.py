@@ -8,6 +8,8 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+INTERRUPTED = 130  # what shells say of what Ctrl-C has ended
+
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
@@ -15,6 +17,8 @@ def loading() -> Iterator[None]:
     gc.disable()
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     finally:
         gc.freeze()
         gc.enable()

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 from pydantic_settings import BaseSettings
@@ -115,8 +116,8 @@ def run_service(
     health_host: str = "127.0.0.1",
     health_port: int | None,
     instance_id: str | None = None,
-) -> int:
-    """Run `main` until it returns: once `stop` is set and its work has drained.
+) -> NoReturn:
+    """Run `main` until it returns, once `stop` is set and its work has drained; end the process.
 
     Args:
         name: of the service, e.g. router.
@@ -126,8 +127,7 @@ def run_service(
         health_port: 0 for any free port, None for no health server.
         instance_id: names this process in logs and traces, e.g. the worker id; None draws one.
 
-    Returns:
-        The exit code: 0 stopped cleanly, 1 failed, 2 unusable settings.
+    The exit code: 0 stopped cleanly, 1 failed, 2 unusable settings.
     """
     instance_id = instance_id or new_worker_id(name)
     setup_logging(
@@ -136,14 +136,26 @@ def run_service(
     code = 0
     try:
         setup_telemetry(name, common, instance_id=instance_id)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(name, instance_id, common, main, health_host, health_port))
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        runner.run(_run(name, instance_id, common, main, health_host, health_port))
     except Exception as error:
         code = max(_report(name, leaf) for leaf in _leaves(error))
-    finally:
-        shutdown_telemetry()
-        gc.freeze()  # else the interpreter's last collections walk every module: 1 s with torch
-    return code
+    shutdown_telemetry()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process now that all its work has.
+
+    By itself it would wait for threads, whatever they wait for: uvloop's for look-ups of names, a
+    minute each where no name server answers, gRPC's for its poller. And the interpreter's last
+    collections would walk every module, for a second with torch.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def keep_loaded() -> None:

@@ -11,7 +11,7 @@ from pagoda_decode.decode_handler import DecodeHandler
 from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_runtime.messaging import subjects
 from pagoda_runtime.process.service import ServiceContext
-from pagoda_runtime.rpc_server import grpc_server
+from pagoda_runtime.rpc_server import grpc_server, rpc_address
 from pagoda_runtime.status import WorkerDirectory
 from pagoda_worker.kv_transfer.consumer import KvConsumer
 from pagoda_worker.open_worker import open_worker
@@ -56,7 +56,7 @@ async def serve(
                 add=add,
             )
         )
-        handler.endpoint = f"{settings.advertised_host}:{port}"
+        handler.endpoint = rpc_address(settings.advertised_host, port)
         directory = WorkerDirectory()
         directory.add_listener(handler.on_worker)  # settles leases before their pool is closed
         directory.add_listener(consumer.on_worker)

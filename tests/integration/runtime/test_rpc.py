@@ -27,7 +27,7 @@ from pagoda_runtime import rpc_client, rpc_server
 from pagoda_runtime.configuration.settings import CommonSettings
 from pagoda_runtime.errors import RpcServerError
 from pagoda_runtime.rpc_client import grpc_channel
-from pagoda_runtime.rpc_server import grpc_server
+from pagoda_runtime.rpc_server import grpc_server, rpc_address
 from pagoda_runtime.telemetry.tracing import setup_telemetry, shutdown_telemetry, tracer
 
 pytestmark = pytest.mark.integration
@@ -198,3 +198,19 @@ async def test_a_port_in_use_is_named() -> None:
         with pytest.raises(RpcServerError, match=f"127.0.0.1:{port}"):
             async with grpc_server(host="127.0.0.1", port=port, token="", add=lambda server: None):
                 pass
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_address_of_ipv6_may_have_brackets_or_none(host: str) -> None:
+    store = Store()
+
+    def add(server: grpc.aio.Server) -> None:
+        kv_store_pb2_grpc.add_KvStoreServiceServicer_to_server(store, server)
+
+    async with (
+        grpc_server(host=host, port=0, token="t", add=add) as port,
+        grpc_channel(rpc_address(host, port), token="t") as channel,
+    ):
+        stub = kv_store_pb2_grpc.KvStoreServiceStub(channel)
+        answer = await stub.Match(MatchRequest(), timeout=60)
+    assert list(answer.tiers) == [1]

@@ -124,6 +124,8 @@ def ended_pagoda(
         (["chat", "-m", "hi", "--api-key", "ü"], "", "--api-key has spaces, control characters"),
         (["bench", "--api-key", "ü", "-n", "2"], "", "--api-key has spaces, control characters"),
         (["keys", "list", "--url", NOWHERE, "--tenant", "\udcff"], "k", r"'\udcff' is not UTF-8"),
+        (["tenants", "create", "\udcff", "--url", NOWHERE], "k", "what was given is not UTF-8"),
+        (["chat", "-m", "hi", "--url", "http://a..b"], "", "no host has such a name"),
     ],
 )
 def test_what_cannot_be_asked_ends_a_command_with_one_line(
@@ -135,6 +137,21 @@ def test_what_cannot_be_asked_ends_a_command_with_one_line(
     assert status == 2
     assert said.startswith(f"pagoda: {line}")
     assert said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGODA_HOME", str(tmp_path))
+    before = (
+        "import os, pathlib\n"
+        "def is_file(self): raise PermissionError(13, os.strerror(13), str(self))\n"
+        "pathlib.Path.is_file = is_file"
+    )
+    status, said = ended_pagoda(["chat", "-m", "hi"], before=before)
+
+    assert (status, said) == (1, f"pagoda: Permission denied: {tmp_path}/env\n")
 
 
 @pytest.mark.slow

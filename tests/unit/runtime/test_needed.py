@@ -11,10 +11,11 @@ from pagoda_runtime.needed import needed
     ("error", "cause"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not"),
+        (UnicodeError("label empty or too long"), r"no host has such a name \(label empty"),
         (OSError(errno.EADDRINUSE, "error while attempting to bind"), "Address already in use"),
     ],
 )
-def test_the_cause_is_said_in_the_systems_words(error: OSError, cause: str) -> None:
+def test_the_cause_is_said_in_the_systems_words(error: Exception, cause: str) -> None:
     with (
         pytest.raises(StartError, match=rf"^cannot listen \({cause}.*\): free it$"),
         needed("cannot listen", "free it"),

@@ -104,6 +104,26 @@ async def main(ctx):
     assert "ERROR" not in log
 
 
+def test_a_thread_that_goes_on_does_not_hold_up_the_end() -> None:
+    """As one that looks a name up does, where no name server answers."""
+    body = """
+import threading, time
+async def main(ctx):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600)
+    threading.Thread(target=time.sleep, args=[3600]).start()
+    print("up", flush=True)
+    await ctx.stop.wait()
+    print("what is printed last")
+"""
+    with running(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+
+    assert (process.returncode, output) == (0, "what is printed last\n")
+
+
 def test_a_start_that_notices_sigterm_itself_is_no_failure() -> None:
     body = """
 from pagoda_runtime.process.service import StoppedError

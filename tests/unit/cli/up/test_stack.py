@@ -61,6 +61,18 @@ def test_workers_are_counted_by_the_topology(environ: dict[str, str]) -> None:
     assert len(ports) == 3
 
 
+@pytest.mark.parametrize(
+    ("host", "written"), [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.1")]
+)
+def test_workers_ask_the_kvstore_where_it_listens(
+    environ: dict[str, str], host: str, written: str
+) -> None:
+    _, specs = build(environ | {"PAGODA_KVSTORE_GRPC_HOST": host})
+
+    port = specs["kvstore"].environ["PAGODA_KVSTORE_GRPC_PORT"]
+    assert specs["decode-1"].environ["PAGODA_DECODE_KVSTORE_ENDPOINT"] == f"{written}:{port}"
+
+
 def test_services_find_each_other(environ: dict[str, str]) -> None:
     _, specs = build(environ)
 

@@ -116,8 +116,9 @@ def test_a_number_out_of_range_names_the_limit() -> None:
     assert "65535" in problem
 
 
-def test_a_structured_value_must_be_json() -> None:
-    (problem,) = problems_of(RouterSettings, PAGODA_ROUTER_WEIGHTS="1,2")
+@pytest.mark.parametrize("text", ["1,2", "[" * 20_000])
+def test_a_structured_value_must_be_json(text: str) -> None:
+    (problem,) = problems_of(RouterSettings, PAGODA_ROUTER_WEIGHTS=text)
 
     assert "not JSON" in problem
 
