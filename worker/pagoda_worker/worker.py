@@ -27,6 +27,7 @@ from pagoda_runtime.status import Heartbeat
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
 from pagoda_runtime.tasks.ending import end
 from pagoda_runtime.tasks.ticks import next_tick
+from pagoda_runtime.telemetry.steady_clock import SteadyClock
 from pagoda_worker.adapters.adapter_list import AdapterList
 from pagoda_worker.adapters.loaded_adapters import LoadedAdapters
 from pagoda_worker.engine_loop import EngineLoop
@@ -68,7 +69,7 @@ class Worker(Generic[S]):
         settings: as given.
         bus: to everybody else.
         metrics: of all parts.
-        clock: unix seconds, for what is read.
+        clock: unix seconds, for what is read; set right while no sequence is here.
         monotonic: seconds, for what is judged: deadlines, and how long cancellations are kept.
         kv_cache: bytes of the engine's blocks.
         sequences: that live here.
@@ -99,7 +100,6 @@ class Worker(Generic[S]):
         metrics: WorkerMetrics,
         adapter_folders: Mapping[str, Path] | None = None,
         adapter_list: AdapterList | None = None,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sequence_class = sequence_class
@@ -109,7 +109,7 @@ class Worker(Generic[S]):
         self.settings = settings
         self.bus = bus
         self.metrics = metrics
-        self.clock = clock
+        self.clock = SteadyClock()
         self.monotonic = monotonic
         self._engine = engine  # its step thread's, but for what may come from any
         self.kv_cache = engine.kv_cache
@@ -130,7 +130,7 @@ class Worker(Generic[S]):
             writes_all=settings.write_through == "all",
             fetch_rate=self.speed.fetch,
             metrics=metrics,
-            clock=clock,
+            clock=self.clock,
         )
         if self.tiers.can_fetch:
             engine.use_lower_tier(self.tiers.match)
@@ -140,7 +140,7 @@ class Worker(Generic[S]):
             identity.epoch,
             metrics,
             trace_interval=settings.step_trace_interval,
-            clock=clock,
+            clock=self.clock,
         )
         self._failure: asyncio.Future[EngineFailedError] = (
             asyncio.get_running_loop().create_future()
@@ -161,7 +161,7 @@ class Worker(Generic[S]):
             self._publish_usage,
             identity,
             on_dropped=metrics.usage_records_dropped.inc,
-            clock=clock,
+            clock=self.clock,
         )
         self._blocks = DeviceBlocks()
         self._kv_events = KvEventPublisher(
@@ -415,8 +415,10 @@ class Worker(Generic[S]):
             self._end_overdue()
             self._tell_step_cost()
             self._handler.on_housekeeping()
-            if not len(self.sequences) and not self._engine.others_compute():
-                self.tiers.on_idle()
+            if not len(self.sequences):
+                self.clock.sync()
+                if not self._engine.others_compute():
+                    self.tiers.on_idle()
             await next_tick(HOUSEKEEPING_SECONDS)
 
     def _end_overdue(self) -> None:

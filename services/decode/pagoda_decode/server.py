@@ -42,6 +42,7 @@ async def serve(
             kv_identity=worker.model.kv_identity,
             executor=worker.executor,
             on_bad_blocks=worker.metrics.bad_digests.labels("transfer").inc,
+            clock=worker.clock,
         )
         stack.callback(consumer.close)
 

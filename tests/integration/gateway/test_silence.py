@@ -133,8 +133,9 @@ async def test_readiness_follows_routers_and_decode_workers(start: Start, bus: A
         async with asyncio.timeout(60):
             while not health.is_ready:  # noqa: ASYNC110  (heartbeats are on their way)
                 await asyncio.sleep(0.01)
+        router_id = _router_of(running)
         await running.router.stop()
-        await heard_of(running.gateway.directory, _router_of(running), gone=True)
+        await heard_of(running.gateway.directory, router_id, gone=True)
         report = health.report()["components"]["router"]
         assert report == {"ready": False, "detail": "no router is alive now"}
         await running.worker.stop()

@@ -14,6 +14,7 @@ from pagoda_decode import server
 from pagoda_decode.decode_handler import DecodeHandler
 from pagoda_decode.decode_sequence import DecodeSequence
 from pagoda_engine import BeamSearchParams, EngineConfig, SamplingParams
+from pagoda_runtime.telemetry.steady_clock import SteadyClock
 from pagoda_worker.worker import Worker
 
 pytestmark = pytest.mark.integration
@@ -76,7 +77,7 @@ async def test_a_search_generates_from_the_end_of_its_prompt_on(
     ticks = itertools.count(1)  # a second goes by whenever somebody looks, in each step at least
 
     def handler(worker: Worker[DecodeSequence], **options: Any) -> DecodeHandler:
-        worker.clock = lambda: float(next(ticks))
+        worker.clock = SteadyClock(lambda: 1e6, lambda: float(next(ticks)))
         return DecodeHandler(worker, **options)
 
     monkeypatch.setattr(server, "DecodeHandler", handler)
