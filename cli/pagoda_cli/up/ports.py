@@ -73,6 +73,7 @@ def pick_port() -> int:
 
 def reachable(host: str) -> str:
     """Return under which name in a URL a server that listens on `host` answers on this machine."""
+    host = host.strip("[]")
     host = _OF_WILDCARDS.get(host, host)
     return f"[{host}]" if ":" in host else host
 

@@ -57,7 +57,7 @@ class ServiceContext:
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what a part of the start returns; cancel it once `stop` is set.
 
-        A thread that `work` waits for must end by itself: the process waits for it.
+        A thread that `work` waits for goes on, until the process ends.
 
         Raises:
             StoppedError: `stop` is set; the service then ends as if its main had returned. `work`

@@ -111,6 +111,7 @@ class Gateway:
     prefixes: Prefixes
     money: Money
     limits: Limits
+    accounted: Accounted
     files: FileStore
     batches: BatchStore
     admission: Admission
@@ -262,6 +263,7 @@ async def open_gateway(
                 queue_seconds=settings.limit_queue_seconds,
                 is_open=settings.limits_without_redis == "open",
             ),
+            accounted=accounted,
             files=files,
             batches=BatchStore(ledger.database, files),
             admission=Admission(settings.max_requests_in_flight),

@@ -7,7 +7,7 @@ next runs the lines that have none.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import RowMapping
@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pagoda_gateway import metrics
 from pagoda_gateway.batches.batch_store import LEASE_SECONDS, Answer, BatchStore, LeaseLostError
 from pagoda_gateway.batches.file_store import FileStore
-from pagoda_gateway.batches.line_reader import Line, read_lines
+from pagoda_gateway.batches.line_reader import read_lines
 from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
 from pagoda_gateway.batches.places import Places
 from pagoda_gateway.batches.validation import Validation, validate
@@ -30,6 +30,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # of a line that was refused
 WRITE_TRIES = 3
 WRITE_PAUSE_SECONDS = 1.0
 FAILED_AT_ONCE = 100
+AGAIN_SECONDS = 120.0  # for all lines that ran and have no answer, if no worker takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,14 @@ class RunOptions:
         max_lines: of one batch.
         max_line_bytes: of each line.
         check_model: raises InvalidRequestError for a model that is not here.
+        until_accounted: tells, in a while at most, whether the ledger has all that ran before.
     """
 
     owner: str
     max_lines: int
     max_line_bytes: int
     check_model: Callable[[str], object]
+    until_accounted: Callable[[], Awaitable[bool]]
 
 
 class BatchRun:
@@ -82,8 +85,10 @@ class BatchRun:
         self._is_answered = False  # every line
         self._full: str = ""  # why no further answer can be kept
         self._over = asyncio.Event()  # no further line begins
-        self._left = asyncio.Event()  # nor is one run again
         self._patience: asyncio.Timeout | None = None  # of the line that is next
+        self._again: asyncio.Timeout | None = None  # of those that are run again
+        self._accounted: Mapping[int, int] = {}  # lines that ran: which attempt
+        self._knows_accounts = not batch["num_lines"]  # of a replica before this one
 
     async def run(self) -> None:
         """Work until the end; a lease that is lost is one.
@@ -93,7 +98,7 @@ class BatchRun:
         """
         loop = asyncio.get_running_loop()
         left = self._batch["expires_unix_seconds"] - self._batches.clock()
-        if self._is_expired:
+        if self._is_expired or left <= 0:
             self._stop_lines()
         timer = loop.call_later(max(0.0, left), self._stop_lines)
         self._hear(self._status)
@@ -111,8 +116,8 @@ class BatchRun:
     def leave(self) -> None:
         """Begin no further line; `run` ends when those that run have ended."""
         self._is_left = True
-        self._left.set()
         self._stop_lines()
+        _end_now(self._again)
 
     @property
     def _id(self) -> str:
@@ -124,6 +129,8 @@ class BatchRun:
         return self._batch["finalizing_unix_seconds"] is not None
 
     async def _work(self) -> None:
+        if not await self._answer_accounted():
+            return
         if self._status == "validating":
             await self._validate()
         if self._status == "in_progress":
@@ -161,23 +168,24 @@ class BatchRun:
             contextlib.aclosing(self._open_lines()) as unanswered,
             asyncio.TaskGroup() as running,
         ):
-            async for line in unanswered:
+            async for request in unanswered:
                 if not await self._take_place():
                     return
-                task = running.create_task(self._run_line(line))
+                task = running.create_task(self._run_line(request))
                 # Not at the end of the work: a task that is cancelled early never begins it.
                 task.add_done_callback(lambda _: self._places.free())
         self._is_answered = not self._over.is_set() or await self._has_all_answers()
 
-    async def _open_lines(self) -> AsyncGenerator[Line]:
-        """Yield the lines that have no answer."""
+    async def _open_lines(self) -> AsyncGenerator[LineRequest]:
+        """Yield the requests of lines that have no answer."""
         answered = await self._batches.answered_lines(self._id)
         file = await self._files.input_of(self._batch)
         assert file is not None, "nobody can delete the input of a batch at work"
         # Each line was found short enough, by limits that may have been others.
         async for line in read_lines(self._files.content(file), file["num_bytes"]):
             if line.number not in answered:
-                yield line
+                assert line.text is not None, "validated"
+                yield LineRequest(self._batch, line.number, line.text)
 
     async def _has_all_answers(self) -> bool:
         async with contextlib.aclosing(self._open_lines()) as unanswered:
@@ -198,16 +206,75 @@ class BatchRun:
             self._patience = None
         return True
 
-    async def _run_line(self, line: Line) -> None:
+    async def _run_line(self, request: LineRequest) -> None:
         """Run one line in the place that was taken for it."""
-        assert line.text is not None, "validated"
-        request = LineRequest(self._batch, line.number, line.text)
-        answer = await self._answer(request, self._over)
+        answer = await self._answer(request)
         if answer is not None:
             await self._store(request, answer)
 
-    async def _answer(self, request: LineRequest, over: asyncio.Event) -> Answer | None:
-        """Return a line's answer; None: it is over before there is one."""
+    async def _answer_accounted(self) -> bool:
+        """Answer the lines that a replica before this one ran, and died before it stored it.
+
+        Each is run again as the same request, whatever has become of its key and its batch: it is
+        paid for.
+
+        Returns:
+            False: the batch is over, and cannot end yet, as nobody knows what ran.
+        """
+        if self._knows_accounts:
+            return True
+        self._knows_accounts = await self._options.until_accounted()
+        if not self._knows_accounts and self._over.is_set():
+            logger.warning("%s does not end before the ledger has what ran of it", self._id)
+            return False
+        requests = [] if self._is_left else await self._find_accounted()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_SECONDS) as self._again, asyncio.TaskGroup() as tasks:
+                for request in requests:
+                    await self._places.take()
+                    task = tasks.create_task(self._run_again(request))
+                    task.add_done_callback(lambda _: self._places.free())
+        self._again = None
+        return True
+
+    async def _find_accounted(self) -> list[LineRequest]:
+        """Return the lines without an answer that ran, or may have, and note which attempt."""
+        requests: dict[str, LineRequest] = {}
+        accounted: list[str] = []
+
+        async def look() -> None:
+            accounted.extend(await self._batches.accounted(list(requests)))
+            for id_ in requests.keys() - set(accounted):
+                del requests[id_]
+
+        async with contextlib.aclosing(self._open_lines()) as unanswered:
+            num_new = 0
+            async for request in unanswered:
+                requests |= dict.fromkeys(request.request_ids, request)
+                num_new += 1
+                if num_new % FAILED_AT_ONCE == 0:
+                    await look()
+        await look()
+        attempts: dict[int, int] = {}
+        for id_, request in requests.items():
+            attempt = int(id_.rpartition("-")[2])
+            attempts[request.number] = max(attempt, attempts.get(request.number, 0))
+        self._accounted = attempts
+        return list({request.number: request for request in requests.values()}.values())
+
+    async def _run_again(self, request: LineRequest) -> None:
+        """Run a line that ran before, in the place that was taken for it."""
+        first = self._accounted[request.number]
+        for attempt in range(first, first + MAX_TRIES):
+            answer = await self._ask(request.call(attempt, is_accounted=True))
+            if answer.retry_after_seconds is None:
+                await self._store(request, request.answered(attempt, answer))
+                return
+            pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+            await asyncio.sleep(max(answer.retry_after_seconds, pause))
+
+    async def _answer(self, request: LineRequest) -> Answer | None:
+        """Return a line's answer; None: the batch ends before there is one."""
         if self._full:
             return request.failed(StorageFullError.code, self._full)
         for attempt in range(MAX_TRIES):
@@ -217,7 +284,7 @@ class BatchRun:
             pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
-                    await over.wait()
+                    await self._over.wait()
                 return None
         return request.answered(attempt, answer)
 
@@ -249,20 +316,22 @@ class BatchRun:
         owner = self._options.owner
         if self._status != "cancelling":
             is_expired = self._is_expired or not self._is_answered
+            if is_expired and not await self._answer_accounted():
+                return
             if is_expired:
                 hours = self._batch["completion_window"]
                 message = f"This request was not run within the completion window of {hours}."
                 await self._batches.give_up_lines(self._id, owner)
-                if not await self._end_lines("batch_expired", message):
-                    return
+                await self._fail_lines("batch_expired", message)
             status = "expired" if is_expired else "completed"
             if await self._batches.finish(self._batch, owner, status):
                 return
         # Lines of a batch that was cancelled while it was validated may be no requests.
         if not self._is_answered and await self._has_begun():
-            message = "This request has no answer: the batch was cancelled before."
-            if not await self._end_lines("batch_cancelled", message):
+            if not await self._answer_accounted():
                 return
+            message = "This request has no answer: the batch was cancelled before."
+            await self._fail_lines("batch_cancelled", message)
         await self._batches.finish(self._batch, owner, "cancelled")
 
     async def _has_begun(self) -> bool:
@@ -270,42 +339,18 @@ class BatchRun:
         row = await self._batches.get(self._batch["tenant"], self._id)
         return bool(row["num_lines"])
 
-    async def _end_lines(self, code: str, message: str) -> bool:
-        """Answer every line that has no answer, with an error unless it ran, some at once.
-
-        Returns:
-            False: some have none, as the batch is left to others meanwhile.
-        """
-        requests: list[LineRequest] = []
+    async def _fail_lines(self, code: str, message: str) -> None:
+        """Answer every line that has no answer with an error, some at once."""
+        lost = "This request ran, and has a receipt, but its answer was lost."
+        failed: list[Answer] = []
         async with contextlib.aclosing(self._open_lines()) as unanswered:
-            async for line in unanswered:
-                assert line.text is not None, "validated"
-                requests.append(LineRequest(self._batch, line.number, line.text))
-                if len(requests) == FAILED_AT_ONCE:
-                    if not await self._end_some(requests, code, message):
-                        return False
-                    requests.clear()
-        return await self._end_some(requests, code, message)
-
-    async def _end_some(self, requests: Sequence[LineRequest], code: str, message: str) -> bool:
-        """End some lines. One that ran is run again, as the same request: it is accounted for.
-
-        A replica may have died between a line's account and its answer.
-        """
-        of_id = {id_: request for request in requests for id_ in request.request_ids}
-        accounted = {of_id[id_] for id_ in await self._batches.accounted(list(of_id))}
-        failed = [r.failed(code, message) for r in requests if r not in accounted]
+            async for request in unanswered:
+                why = lost if request.number in self._accounted else message
+                failed.append(request.failed(code, why))
+                if len(failed) == FAILED_AT_ONCE:
+                    await self._record(failed, is_limited=False)
+                    failed.clear()
         await self._record(failed, is_limited=False)
-        for request in accounted:
-            await self._places.take()
-            try:
-                answer = await self._answer(request, self._left)
-            finally:
-                self._places.free()
-            if answer is None:
-                return False
-            await self._store(request, answer)
-        return True
 
     async def _keep_lease(self) -> None:
         """Renew until cancelled; hear of changes that clients ask for, here or elsewhere."""
@@ -332,5 +377,9 @@ class BatchRun:
 
     def _stop_lines(self) -> None:
         self._over.set()
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(asyncio.get_running_loop().time())
+        _end_now(self._patience)
+
+
+def _end_now(timeout: asyncio.Timeout | None) -> None:
+    if timeout is not None and not timeout.expired():
+        timeout.reschedule(asyncio.get_running_loop().time())

@@ -19,6 +19,7 @@ class LineCall:
     Attributes:
         request_id: of the attempt. Whoever runs a batch anew begins with the same ones, so that an
             attempt which ended under a killed gateway is in the ledger once, not twice.
+        is_accounted: it ran before, and its tenant pays for it: nothing keeps it from its answer.
         path: the endpoint.
         body: JSON.
     """
@@ -28,6 +29,7 @@ class LineCall:
     api_key_id: str
     path: str
     body: bytes
+    is_accounted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,13 @@ class LineRequest:
     """The request in one good line of a batch."""
 
     def __init__(self, batch: RowMapping, number: int, text: bytes) -> None:
+        self.number = number
         self._batch = batch
-        self._number = number
         value: dict[str, Any] = orjson.loads(text)
         self._custom_id = value["custom_id"]
         self._body = orjson.dumps(value["body"])
 
-    def call(self, attempt: int) -> LineCall:
+    def call(self, attempt: int, *, is_accounted: bool = False) -> LineCall:
         """Return one attempt; the first is 0."""
         batch = self._batch
         return LineCall(
@@ -71,6 +73,7 @@ class LineRequest:
             api_key_id=batch["api_key_id"],
             path=batch["endpoint"],
             body=self._body,
+            is_accounted=is_accounted,
         )
 
     @property
@@ -93,8 +96,8 @@ class LineRequest:
 
     @property
     def _id(self) -> str:
-        return f"batch_req_{self._batch['batch_id'].removeprefix('batch_')}-{self._number}"
+        return f"batch_req_{self._batch['batch_id'].removeprefix('batch_')}-{self.number}"
 
     def _answer(self, has_error: bool, **values: Any) -> Answer:
         line = {"id": self._id, "custom_id": self._custom_id, **values}
-        return Answer(self._number, has_error, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        return Answer(self.number, has_error, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

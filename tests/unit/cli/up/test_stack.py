@@ -62,7 +62,8 @@ def test_workers_are_counted_by_the_topology(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "written"), [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.1")]
+    ("host", "written"),
+    [("127.0.0.2", "127.0.0.2"), ("::1", "[::1]"), ("[::1]", "[::1]"), ("0.0.0.0", "127.0.0.1")],
 )
 def test_workers_ask_the_kvstore_where_it_listens(
     environ: dict[str, str], host: str, written: str

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 from support.batch_files import LIMITS, Clock, answers, batch_line, jsonl, numbered
 
@@ -21,6 +22,9 @@ from pagoda_gateway.batches.schemas import BatchBody
 
 OK = LineAnswer(200, None, b'{"ok":true}')
 BUSY = LineAnswer(503, 0.0, b'{"error":{}}')
+
+
+LeaveBehind = Callable[..., Awaitable[str]]
 
 
 class Route:
@@ -64,6 +68,7 @@ class Bench:
         self.files, self.batches, self.clock = files, batches, clock
         self.batch_id = ""
         self.may_begin = True
+        self.is_accounted = True
         self.places = Places(3, lambda most: most if self.may_begin else 0)
 
     async def create(self, data: bytes) -> None:
@@ -73,6 +78,9 @@ class Bench:
         body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
         self.batch_id = (await self.batches.create("t", "key-1", body))["batch_id"]
 
+    async def until_accounted(self) -> bool:
+        return self.is_accounted
+
     async def claimed(self, route: Route, owner: str = "a") -> BatchRun:
         batch = await self.batches.claim(owner)
         assert batch is not None
@@ -81,6 +89,7 @@ class Bench:
             max_lines=100,
             max_line_bytes=1000,
             check_model=lambda name: None,
+            until_accounted=self.until_accounted,
         )
         return BatchRun(batch, self.files, self.batches, route, self.places, options)
 
@@ -262,36 +271,99 @@ async def test_what_is_left_at_the_end_of_the_window_has_expired(bench: Bench) -
     assert {line["response"] for line in errors} == {None}
 
 
+@pytest_asyncio.fixture
+async def left(bench: Bench, database: Database) -> LeaveBehind:
+    """Have a replica die that has run line 3, at its second try, and stored no answer."""
+
+    async def leave_behind(outcome: str | None, *, is_over: bool = True) -> str:
+        await bench.create(numbered(5))
+        bench.may_begin = False
+        run = await bench.claimed(Route())
+        running = asyncio.create_task(run.run())
+        while (await bench.row())["status"] != "in_progress":
+            pass
+        run.leave()
+        await running
+        bench.may_begin = True
+        ran = f"batch_req_{bench.batch_id.removeprefix('batch_')}-3-1"
+        account = sa.insert(USAGE).values(request_id=ran, outcome=outcome)
+        await database.call(lambda connection: connection.execute(account))
+        bench.clock.now += WINDOW_SECONDS * is_over
+        return ran
+
+    return leave_behind
+
+
 @pytest.mark.parametrize("outcome", ["finished", None, "failed"])
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_line_that_is_accounted_for_has_its_answer_when_all_is_over(
-    bench: Bench, database: Database, outcome: str | None, is_cancelled: bool
+    bench: Bench, left: LeaveBehind, outcome: str | None, is_cancelled: bool
 ) -> None:
-    """Its replica died between its account and its answer; None: and before the account's end."""
-    await bench.create(numbered(5))
-    bench.may_begin = False
-    run = await bench.claimed(Route())
-    running = asyncio.create_task(run.run())
-    while (await bench.row())["status"] != "in_progress":
-        pass
-    run.leave()
-    await running
-    bench.may_begin = True
-    ran = f"batch_req_{bench.batch_id.removeprefix('batch_')}-3-1"
-    account = sa.insert(USAGE).values(request_id=ran, outcome=outcome)
-    await database.call(lambda connection: connection.execute(account))
+    ran = await left(outcome, is_over=not is_cancelled)
     if is_cancelled:
         await bench.batches.cancel("t", bench.batch_id)
-    else:
-        bench.clock.now += WINDOW_SECONDS
     route = Route()
     await (await bench.claimed(route, "b")).run()
     row = await bench.row()
     num_run = 0 if outcome == "failed" else 1
     assert row["status"] == ("cancelled" if is_cancelled else "expired")
-    assert [call.request_id for call in route.calls] == [f"{ran[:-1]}0"] * num_run
+    assert [(call.request_id, call.is_accounted) for call in route.calls] == [(ran, True)] * num_run
     assert (row["num_completed"], row["num_failed"]) == (num_run, 5 - num_run)
     assert bench.places.num_taken == 0
+
+
+async def test_what_ran_is_run_first_and_by_no_keys_limits(bench: Bench, left: LeaveBehind) -> None:
+    ran = await left("finished", is_over=False)
+    route = Route()
+    await (await bench.claimed(route, "b")).run()
+    assert (await bench.row())["num_completed"] == 5
+    assert route.calls[0].request_id == ran
+    assert [call.is_accounted for call in route.calls] == [True, False, False, False, False]
+
+
+async def test_a_batch_does_not_end_before_the_ledger_has_what_ran(
+    bench: Bench, left: LeaveBehind
+) -> None:
+    await left("finished")
+    bench.is_accounted = False
+    route = Route()
+    await (await bench.claimed(route, "b")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_failed"], row["owner"]) == ("in_progress", 0, None)
+    bench.is_accounted = True
+    await (await bench.claimed(route, "c")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_completed"], row["num_failed"]) == ("expired", 1, 4)
+
+
+async def test_an_end_does_not_wait_for_ever_for_a_worker(
+    bench: Bench, left: LeaveBehind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await left("finished")
+    bench.may_begin = False
+    monkeypatch.setattr(batch_run, "AGAIN_SECONDS", 0.2)
+    await (await bench.claimed(Route(), "b")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_failed"]) == ("expired", 5)
+    messages = [line["error"]["message"] for line in await bench.content("error_file_id")]
+    assert ["its answer was lost" in message for message in messages] == [
+        *(False, False, True, False, False)
+    ]
+    assert bench.places.num_taken == 0
+
+
+async def test_a_stop_ends_the_wait_for_a_place(bench: Bench, left: LeaveBehind) -> None:
+    await left("finished")
+    bench.may_begin = False
+    run = await bench.claimed(Route(), "b")
+    running = asyncio.create_task(run.run())
+    while run._again is None:  # noqa: ASYNC110  (nothing tells of it)
+        await asyncio.sleep(0)
+    run.leave()
+    async with asyncio.timeout(10):
+        await running
+    row = await bench.row()
+    assert (row["status"], row["owner"], row["num_failed"]) == ("in_progress", None, 0)
 
 
 async def test_a_batch_has_expired_whoever_writes_its_end(

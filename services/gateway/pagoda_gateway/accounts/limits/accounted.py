@@ -80,6 +80,10 @@ class Accounted:
         if not is_accounted:
             raise UnaccountedError(f"usage is not accounted yet: {self._why_not}")
 
+    async def look_anew(self) -> bool:
+        """Tell whether the ledger has what was written before, as soon as it has; 10 s at most."""
+        return await self._until_accounted()
+
     async def close(self) -> None:
         """Stop looking."""
         await self._tasks.close()

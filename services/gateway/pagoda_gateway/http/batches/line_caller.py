@@ -36,7 +36,7 @@ class LineCaller:
     async def __call__(self, call: LineCall) -> LineAnswer:
         """Return the answer of the line's route; cancelling this is the client's going away."""
         try:
-            key = await self._find_key(call.api_key_id)
+            key = await self._key_of(call)
         except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
             logger.warning("the database does not answer for a batch's key: %r", error)
             return LineAnswer(503, RETRY_AFTER_SECONDS, b"null")
@@ -54,6 +54,12 @@ class LineCaller:
         connection = _Connection(call.body)
         await self._app(scope, connection.receive, connection.send)
         return connection.answer()
+
+    async def _key_of(self, call: LineCall) -> ApiKey | None:
+        """Return as whom a line is asked: one that has its account by no key's limits any more."""
+        if call.is_accounted:
+            return ApiKey(call.api_key_id, call.tenant)
+        return await self._find_key(call.api_key_id)
 
 
 class _Connection:
