@@ -16,7 +16,7 @@ from pagoda_runtime.errors import GrammarError
 
 MAX_GRAMMAR_BYTES = 128 << 10
 MAX_CACHED = 16
-IDLE_SECONDS = 60.0  # what nobody has asked for since then is not remembered
+IDLE_SECONDS = 60.0  # what nobody has asked for since then is forgotten when somebody asks next
 MAX_LEXER_STATES = 40_000  # 15 to 30 MB of one grammar, of some regexes up to 170
 MAX_ERROR_CHARS = 500
 
@@ -91,6 +91,7 @@ class GrammarCompiler:
     def cached(self, text: str) -> CompiledGrammar | None:
         """Return what was compiled lately; takes no time."""
         with self._lock:
+            self._forget_idle()
             _, compiled = self._compiled.get(text, (0.0, None))
             if compiled is not None:
                 self._remember(compiled)
@@ -142,9 +143,12 @@ class GrammarCompiler:
 
     def _remember(self, compiled: CompiledGrammar) -> None:
         """Note that it is used now, and forget those that others have pushed out, or left alone."""
-        now = self._clock()
-        self._compiled[compiled.text] = (now, compiled)
+        self._compiled[compiled.text] = (self._clock(), compiled)
         self._compiled.move_to_end(compiled.text)
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        now = self._clock()
         for text, (used_at, _) in list(self._compiled.items()):
             if len(self._compiled) <= MAX_CACHED and used_at >= now - IDLE_SECONDS:
                 break  # those behind it were used later

@@ -89,9 +89,11 @@ class UsageRecorder:
 
         While many records wait nothing is added: it would be old when it is stored.
         """
+        if len(self._queue) >= MAX_RECORDS:
+            return
         for sequence in sequences:
             has_grown = sequence.num_output_tokens > sequence.num_recorded_tokens
-            if has_grown and not sequence.is_ending and len(self._queue) < MAX_RECORDS:
+            if has_grown and not sequence.is_ending and len(self._queue) < self._max_queued:
                 self._put(self._record(sequence))
                 sequence.num_recorded_tokens = sequence.num_output_tokens
 

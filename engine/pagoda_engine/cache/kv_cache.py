@@ -70,7 +70,8 @@ class KvCache:
             self.tensor = torch.zeros(shape, dtype=layout.dtype, device=device)
         else:
             num_bytes = num_blocks * layout.block_bytes
-            # Written at once: memory that is not there should be missed now, not in a step.
+            # Written at once: memory that is not there should be missed now, not in a step. What is
+            # shared is taken page by page, as its blocks are written.
             pool = huge_zeros(num_bytes).zero_() if memory is None else memory.tensor[:num_bytes]
             self.tensor = pool.view(layout.dtype).view(shape)
         if lanes is None and device.type == "cuda":

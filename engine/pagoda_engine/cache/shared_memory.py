@@ -36,7 +36,7 @@ class SharedMemory:
         """Make zeros; memory is taken page by page as it is written.
 
         Raises:
-            SharedMemoryError: this system has no memfd, or not that much memory.
+            SharedMemoryError: this system has no memfd, or no address space for that much.
         """
         name = f"pagoda-kv-{secrets.token_hex(16)}"
         self._file = -1

@@ -1,4 +1,4 @@
-"""How right a sequence's proposer is, measured at every token, whether it was verified or not.
+"""How right a sequence's proposer is, measured at every token but in its rests.
 
 Knows tokens and shares. Knows nothing of what a verification costs.
 """

@@ -7,7 +7,8 @@ from typing import Protocol
 class Proposer(Protocol):
     """Follows the tokens of one sequence, which only ever grow.
 
-    Asked in the step's thread before every step of its sequence, so it must answer at once.
+    Asked in the step's thread before steps of its sequence, but while it rests, so it must answer
+    at once.
     """
 
     def propose(self, max_tokens: int) -> Sequence[int]:

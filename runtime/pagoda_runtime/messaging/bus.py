@@ -114,9 +114,7 @@ class Bus:
             BusDisconnectedError: the buffer is full, or the bus is closed.
             MessageTooLargeError: the server takes no message of this size.
         """
-        payload = message.SerializeToString()
-        with translated(subject, len(payload), self._client.max_payload):
-            await self._client.publish(subject, payload, headers=make_headers(context))
+        self._post(subject, message, header_block(make_headers(context)))
 
     def post(self, subject: str, message: Message) -> None:
         """Send as `publish` does, without a trace context and within this call.
@@ -125,9 +123,12 @@ class Bus:
             BusDisconnectedError: the buffer is full, or the bus is closed.
             MessageTooLargeError: the server takes no message of this size.
         """
+        self._post(subject, message, b"")
+
+    def _post(self, subject: str, message: Message, headers: bytes) -> None:
         payload = message.SerializeToString()
         try:
-            self._client.post(subject, payload)
+            self._client.post(subject, payload, headers=headers)
         except nats.errors.Error as error:
             raise translation(error, subject, len(payload), self._client.max_payload) from error
 
@@ -149,6 +150,8 @@ class Bus:
             NoResponderError: nobody listens.
             RemoteHandlerError: the responder's handler raised.
             MessageTooLargeError: the server takes no message of this size.
+            MessageFormatError: the answer is no `response_type`.
+            BusError: the subject is none, or too much waits for the connection.
         """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         if not self._connection.is_up:

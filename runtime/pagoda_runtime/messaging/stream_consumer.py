@@ -262,7 +262,8 @@ class StreamConsumer(Generic[M]):
             if len(kept) == 1:
                 await self._refuse(kept[0], error)
                 return
-            for message in kept:
+            for number, message in enumerate(kept):
+                await self._reply_all(kept[number:], IN_PROGRESS)
                 await self._apply([message])
         except Exception as error:
             BUS_HANDLER_ERRORS.labels(self._stream).inc()
@@ -379,5 +380,7 @@ def _nak_later(num_delivered: int) -> bytes:
 
 def _status(message: Msg) -> str | None:
     """Return the code of a status message (100, 404, 408, ...), None for a real message."""
+    if message.reply.startswith(ACK_PREFIX):
+        return None  # it is in the stream, whatever headers its sender gave it
     headers = message.headers
     return headers.get("Status") if headers and not message.data else None

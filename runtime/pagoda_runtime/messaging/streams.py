@@ -164,9 +164,10 @@ class Streams:
     ) -> Subscription:
         """Feed `handler` up to `batch` messages at a time, shared among consumers of `durable`.
 
-        A batch is acknowledged when the handler returned, and comes again about a second after it
-        raised. `in_order`: one message at a time across all replicas, each after the one before was
-        acknowledged. Messages that cannot be decoded are logged and dropped. A stream that is gone
+        A batch is acknowledged when the handler returned, and comes again a second after it raised,
+        later each time (10 s at most); content that it refuses three times (MessageContentError) is
+        logged and dropped, as are messages that cannot be decoded. `in_order`: one message at a
+        time across all replicas, each after the one before was acknowledged. A stream that is gone
         later has its owner make it anew.
 
         `trim_seconds`: acknowledged messages leave the stream, about this often; None: they stay.

@@ -216,13 +216,13 @@ class GatewaySettings(ServiceSettings):
         600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
     )
     route_timeout_seconds: Seconds = Field(
-        5.0, gt=0, description="Deadline of one routing request."
+        5.0, gt=0, le=30, description="Deadline of one routing request."
     )
     router_wait_seconds: Seconds = Field(
         10.0, ge=0, description="How long a request waits for a router that does not answer."
     )
     admit_timeout_seconds: Seconds = Field(
-        5.0, gt=0, description="Deadline of one hand-over of a sequence to a decode worker."
+        5.0, gt=0, le=30, description="Deadline of one hand-over of a sequence to a decode worker."
     )
     usage_timeout_seconds: Seconds = Field(
         10.0,
@@ -272,7 +272,7 @@ class GatewaySettings(ServiceSettings):
         1.5,
         gt=0,
         description="A sequence of which nothing was heard for so long is asked for at its worker, "
-        "which has as long to answer.",
+        "which has as long to answer, 30 s at most.",
     )
     failover_wait_seconds: Seconds = Field(
         30.0, ge=0, description="How long a sequence that lost its worker waits for another one."

@@ -76,6 +76,7 @@ P = TypeVar("P")
 
 DEFAULT_TENANT = "default"
 SEND_SECONDS = 5.0
+MAX_ANSWER_SECONDS = 30.0  # of a probe, whatever silence is; workers may not answer after 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ async def open_gateway(
                 frames,
                 directory.forget,
                 silence_seconds=settings.silence_seconds,
-                timeout_seconds=settings.silence_seconds,
+                timeout_seconds=min(settings.silence_seconds, MAX_ANSWER_SECONDS),
             )
             tasks.start(heartbeat.run(), name="heartbeat")
             tasks.start(watch.run(), name="silence watch")

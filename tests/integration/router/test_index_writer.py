@@ -1,6 +1,8 @@
 """KV events into a real Redis, and asking for what it lacks."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
 from integration.router.index_events import CPU, NVME, Source, hashes, make_event
@@ -22,12 +24,22 @@ pytestmark = pytest.mark.integration
 
 
 def make_writer(
-    client: Redis, bus: Bus, *, max_bytes: int = 64 << 20
+    client: Redis,
+    bus: Bus,
+    *,
+    max_bytes: int = 64 << 20,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[IndexWriter, WorkerRegistry]:
     pending_loads = PendingLoads(settle_seconds=0.1, max_seconds=1.0)
     registry = WorkerRegistry(RouterSettings(), pending_loads, lambda *life: writer.retire(*life))
     writer = IndexWriter(
-        client, bus, registry, ttl_seconds=100, check_seconds=60.0, max_bytes=max_bytes
+        client,
+        bus,
+        registry,
+        ttl_seconds=100,
+        check_seconds=60.0,
+        max_bytes=max_bytes,
+        clock=clock,
     )
     return writer, registry
 
@@ -221,7 +233,8 @@ async def test_redis_without_room_stalls_nobody_and_the_index_comes_back_whole(
     client: Redis, bus: Bus
 ) -> None:
     """Also under noeviction; counters of others, which have no time to live, stay."""
-    writer, registry = make_writer(client, bus)
+    now = 0.0
+    writer, registry = make_writer(client, bus, clock=lambda: now)
     for name in ("w", "other"):
         registry.on_status(name, make_status(name, "e1"))
     source, other = Source(), Source("other")
@@ -236,6 +249,8 @@ async def test_redis_without_room_stalls_nobody_and_the_index_comes_back_whole(
         assert await client.get("counter") == b"1"
     finally:
         await client.config_set("maxmemory", 0)
+    assert await num_asked(writer) == 0  # how many blocks there are says nothing of the room
+    now += 10.0
     assert await num_asked(writer) == 2
     await writer.apply(source.snapshot(range(2, 100)) + other.snapshot([]))
     assert await members(client) == set(range(2, 100))

@@ -81,6 +81,8 @@ def test_what_nobody_asks_for_is_forgotten_when_another_comes() -> None:
     compiler.compile(new)
     assert compiler.cached(idle) is None
     assert compiler.cached(used) is not None
+    now += 2 * IDLE_SECONDS
+    assert compiler.cached(used) is None
 
 
 def test_what_is_compiled_apart_is_nobody_elses(compiler: GrammarCompiler) -> None:

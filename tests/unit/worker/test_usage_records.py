@@ -162,13 +162,16 @@ async def test_progress_does_not_fill_the_queue_while_nobody_takes_it(
     dropped: list[int] = []
     recorder = make_recorder(log := Log(), dropped)
     sequences = [make_sequence(index, next_index=1, num_output_tokens=1) for index in range(9)]
-    for _ in range(5):
+    for num_tokens in range(1, 6):
+        for sequence in sequences:
+            sequence.num_output_tokens = sequence.next_index = num_tokens
         recorder.add_progress(sequences)
     for sequence in sequences:
         recorder.add(sequence, "stop")
     await stored(recorder)
-    assert [record.ended_unix_seconds for record in log.records] == [0.0] * 3 + [7.0] * 9
-    assert len({message_id for message_id, _ in log.messages}) == len(log.messages) == 4
+    # Each has said so once, however many they are.
+    assert [record.ended_unix_seconds for record in log.records] == [0.0] * 9 + [7.0] * 9
+    assert len({message_id for message_id, _ in log.messages}) == len(log.messages) == 6
     assert dropped == []
 
 

@@ -9,7 +9,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from pagoda_engine.adapters.adapter_folder import CONFIG_NAME, WEIGHTS_NAME
@@ -68,11 +68,7 @@ class AdapterList:
     def read(self) -> dict[str, str]:
         """Return paths by name; what cannot be read is an empty list, and the log says so."""
         try:
-            with self._path.open("rb") as file:
-                listed = json.loads(file.read(MAX_BYTES))
-            return {str(name): str(path) for name, path in dict(listed).items()}
-        except FileNotFoundError:
-            return {}
+            return self._read()
         except (OSError, ValueError, TypeError) as error:
             logger.warning("%s cannot be read, so it lists no adapter: %s", self._path, error)
             return {}
@@ -85,7 +81,7 @@ class AdapterList:
         """
         try:
             with self._locked():
-                listed = self.read()
+                listed = self._read()
                 changed = {**listed, name: path} if path else {**listed}
                 if not path:
                     changed.pop(name, None)
@@ -93,12 +89,30 @@ class AdapterList:
                     return
                 if len(changed) > MAX_LISTED:
                     raise AdapterRefusedError(f"{self._path} lists {MAX_LISTED} adapters already")
-                self._write(changed)
+                text = json.dumps(changed, indent=1, sort_keys=True)
+                if len(text.encode()) > MAX_BYTES:
+                    raise AdapterRefusedError(
+                        f"{self._path} would have {len(text.encode())} bytes; the limit is "
+                        f"{MAX_BYTES}: load fewer adapters, or from shorter paths"
+                    )
+                self._write(text)
+        except (ValueError, TypeError) as error:
+            raise AdapterRefusedError(
+                f"{self._path} cannot be read ({error}): mend it, or remove it"
+            ) from error
         except OSError as error:
             raise AdapterRefusedError(
                 f"{self._path} cannot be written ({error.strerror}), so that a restart would "
                 "forget it: let the workers write PAGODA_ADAPTER_DIR"
             ) from error
+
+    def _read(self) -> dict[str, str]:
+        try:
+            with self._path.open("rb") as file:
+                listed = json.loads(file.read(MAX_BYTES))
+        except FileNotFoundError:
+            return {}
+        return {str(name): str(path) for name, path in dict(listed).items()}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -106,10 +120,10 @@ class AdapterList:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _write(self, listed: Mapping[str, str]) -> None:
+    def _write(self, text: str) -> None:
         written = self._path.with_suffix(f".{os.getpid()}.tmp")
         with written.open("w") as file:
-            json.dump(listed, file, indent=1, sort_keys=True)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         written.replace(self._path)

@@ -1,8 +1,8 @@
 """A fence around blocks that an importing sequence owns: nobody writes them once it has ended.
 
 Writers (transfers, fetches) run in threads while the step loop steps. `close` waits for the write
-in progress: on cpu at most a chunk (1 MiB), from a mapped pool on a GPU a message's blocks (256
-MiB). Afterwards every write is refused. So close first, then let the engine free.
+in progress: on cpu a chunk (1 MiB, one block at least), from a mapped pool on a GPU a message's
+blocks (256 MiB). Afterwards every write is refused. So close first, then let the engine free.
 """
 
 import threading

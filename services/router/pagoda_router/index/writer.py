@@ -7,7 +7,8 @@ was no room, is asked of its worker again. Knows how much the index may take of 
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, RedisError
@@ -28,8 +29,8 @@ DURABLE = "router-index"
 
 # One member of a set in Redis' memory, its share of the table included.
 BYTES_PER_BLOCK = 72
-# A full index takes blocks again once this much of it is free.
-_ROOM_AGAIN = 0.9
+_ROOM_AGAIN = 0.9  # a full index takes blocks again once it has no more than this of what it may
+_FULL_SECONDS = 10.0  # until a Redis that had no memory is tried again: its size says nothing
 _REDIS_SECONDS = 5.0
 _ASK_SECONDS = 10  # until a worker is asked again, by whichever router
 
@@ -48,6 +49,7 @@ class IndexWriter:
         ttl_seconds: int,
         check_seconds: float,
         max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write at most about `max_bytes`; sets expire `ttl_seconds` after their worker is gone."""
         self._redis, self._bus, self._registry = redis, bus, registry
@@ -55,6 +57,8 @@ class IndexWriter:
         self._max_blocks = max_bytes // BYTES_PER_BLOCK
         self._num_blocks = 0  # as of the last look, and what was applied here since
         self._is_full = False
+        self._full_until = 0.0
+        self._clock = clock
         self._retired: list[tuple[str, str]] = []
         self.problem = ""  # what is wrong with the index now, for people
 
@@ -81,6 +85,7 @@ class IndexWriter:
                 try:
                     await self._store(current)
                 except OutOfMemoryError:
+                    self._full_until = self._clock() + _FULL_SECONDS
                     self._note_full("Redis is at its maxmemory")
                 else:
                     self._num_blocks += num_blocks
@@ -113,7 +118,7 @@ class IndexWriter:
         workers = self._registry.everyone()
         sets = [(worker, tier) for worker in workers for tier in _tiers(worker)]
         keys = [redis_keys.blocks(w.worker_id, w.epoch, tier) for w, tier in sets]
-        retired, self._retired = self._retired, []
+        retired = list(self._retired)
         async with asyncio.timeout(_REDIS_SECONDS), self._redis.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.scard(key)
@@ -127,6 +132,7 @@ class IndexWriter:
             for life in retired:
                 pipe.unlink(*redis_keys.all_of(*life))
             answers = await pipe.execute()
+        del self._retired[: len(retired)]
         sizes, wholes = answers[: len(sets)], answers[len(sets) : 2 * len(sets)]
         self._note_sizes([(tier, size) for (_, tier), size in zip(sets, sizes, strict=True)])
         lacking = {
@@ -176,7 +182,8 @@ class IndexWriter:
         for tier in IndexTier:
             metrics.INDEX_BLOCKS.labels(tier.value).set(sum(n for t, n in sizes if t is tier))
         self._num_blocks = sum(size for _, size in sizes)
-        if self._is_full and self._num_blocks < _ROOM_AGAIN * self._max_blocks:
+        has_room = self._num_blocks < _ROOM_AGAIN * self._max_blocks
+        if self._is_full and has_room and self._clock() >= self._full_until:
             self._is_full = False
             metrics.INDEX_FULL.set(0)
 

@@ -1,6 +1,7 @@
 """Which workers of one side are worth pairing with those of the other.
 
-Only what cannot be part of a best plan is left out. Knows no request and no prefix.
+What cannot be part of a best plan is left out, and of very many climbers some. Knows no request and
+no prefix.
 """
 
 import hashlib
@@ -52,8 +53,8 @@ def shortlist(
     """Return the cheapest, and whoever beats all that are cheaper in one of the `gains`.
 
     A side that is neither cheaper nor better in any gain than another one makes no better plan with
-    anybody. So the best pair is among the pairs of two shortlists, and the worker with the longest
-    prefix is on one however long its queue is.
+    anybody. So the best pair is among the pairs of two shortlists, unless more climb than are
+    taken, and the worker with the longest prefix is on one however long its queue is.
 
     Args:
         sides: one for each worker.

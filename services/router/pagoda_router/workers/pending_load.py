@@ -76,6 +76,10 @@ class PendingLoads:
         """Drop what the heartbeat that just arrived includes."""
         self._drop_older(worker_id, self._settle_seconds)
 
+    def forget(self, worker_id: str) -> None:
+        """Drop everything of a worker that is gone."""
+        self._pending.pop(worker_id, None)
+
     def of(self, worker_id: str) -> PendingLoad:
         """Return the load to add to what a worker reported."""
         self._drop_older(worker_id, self._max_seconds)

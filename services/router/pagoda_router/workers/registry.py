@@ -25,7 +25,7 @@ class WorkerRegistry:
         pending_loads: PendingLoads,
         on_retired: Callable[[str, str], None] = lambda worker_id, epoch: None,
     ) -> None:
-        """Call `on_retired(worker_id, epoch)` when a worker came back under a newer epoch."""
+        """Call `on_retired(worker_id, epoch)` when a worker came back under another epoch."""
         self._settings, self._pending_loads, self._on_retired = settings, pending_loads, on_retired
         self._workers: dict[str, WorkerSnapshot] = {}
         self._epochs: OrderedDict[str, str] = OrderedDict()
@@ -35,6 +35,7 @@ class WorkerRegistry:
         worker = decode_worker(status, self._settings) if status is not None else None
         if worker is None:
             self._workers.pop(worker_id, None)
+            self._pending_loads.forget(worker_id)
             return
         known = self._epochs.get(worker_id)
         if known is not None and known != worker.epoch:

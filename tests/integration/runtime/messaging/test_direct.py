@@ -136,8 +136,9 @@ async def test_posts_wait_for_the_connection_within_bounds(
 
 
 @pytest.mark.slow
-async def test_a_server_that_does_not_read_bounds_what_waits(
-    own_nats: Server, own_common: CommonSettings
+@pytest.mark.parametrize("has_context", [False, True])
+async def test_a_server_that_does_not_read_bounds_what_waits_and_holds_up_nobody(
+    own_nats: Server, own_common: CommonSettings, has_context: bool
 ) -> None:
     heard, size = Heard(), 100_000
     async with Bus.connect(own_common, name="a") as bus:
@@ -148,7 +149,12 @@ async def test_a_server_that_does_not_read_bounds_what_waits(
             num_taken = 0
             with contextlib.suppress(BusDisconnectedError):
                 while num_taken < 1000:
-                    bus.post("test.x", CancelRequest(request_id=f"{num_taken:0{size}}"))
+                    message = CancelRequest(request_id=f"{num_taken:0{size}}")
+                    if has_context:
+                        async with asyncio.timeout(5):
+                            await bus.publish("test.x", message, context=Context())
+                    else:
+                        bus.post("test.x", message)
                     num_taken += 1
         finally:
             own_nats.process.send_signal(signal.SIGCONT)

@@ -406,6 +406,18 @@ async def test_an_undecodable_message_is_dropped(bus: Bus, stream: str) -> None:
     assert taker.ids == ["0"]
 
 
+async def test_a_stored_message_with_a_status_holds_nothing_back(bus: Bus, stream: str) -> None:
+    """Whoever may publish there could have sent it."""
+    taker = Taker()
+    await make_stream(bus, stream)
+    await bus._client.publish(f"{stream}.x", b"", headers={"Status": "404"})
+    await fill(bus, stream, 1)
+    await bus.consume(stream, "d", CancelRequest, taker, batch=10, in_order=True)
+    await taker.wait_for(2)
+
+    assert taker.ids == ["", "0"]
+
+
 async def test_what_was_cancelled_comes_again_elsewhere(bus: Bus, stream: str) -> None:
     started, taker = asyncio.Event(), Taker()
 

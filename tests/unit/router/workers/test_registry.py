@@ -101,3 +101,12 @@ def test_heartbeat_ends_charges() -> None:
     assert registry.workers()[0].num_waiting == 1
     registry.on_status("d", make_status())
     assert registry.workers()[0].num_waiting == 0
+
+
+def test_who_is_gone_leaves_no_load_behind() -> None:
+    registry, pending_loads = make_registry()
+    for name in ("a", "b"):
+        registry.on_status(name, make_status(name))
+        pending_loads.add(name, PendingLoad(num_sequences=1))
+    registry.on_status("a", None)
+    assert set(pending_loads._pending) == {"b"}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_worker.adapters.adapter_list import MAX_LISTED, AdapterList
+from pagoda_worker.adapters.adapter_list import MAX_BYTES, MAX_LISTED, AdapterList
 from pagoda_worker.errors import AdapterRefusedError
 
 
@@ -77,3 +77,19 @@ def test_it_is_bounded(listed: AdapterList) -> None:
     path.write_text("{" + ",".join(f'"a{i}": "/x"' for i in range(MAX_LISTED)) + "}")
     with pytest.raises(AdapterRefusedError, match=str(MAX_LISTED)):
         listed.change("more", "/x")
+
+
+def test_its_bytes_are_bounded_as_they_are_when_it_is_read(listed: AdapterList) -> None:
+    listed.change("one", "/x")
+    with pytest.raises(AdapterRefusedError, match=f"the limit is {MAX_BYTES}"):
+        listed.change("more", "/" + "x" * MAX_BYTES)
+    assert listed.read() == {"one": "/x"}
+
+
+def test_a_damaged_list_is_not_written_over(listed: AdapterList) -> None:
+    listed.change("one", "/x")
+    (path,) = listed.folder.glob(".loaded-*.json")
+    path.write_text("[1, 2")
+    with pytest.raises(AdapterRefusedError, match="mend it, or remove it"):
+        listed.change("two", "/y")
+    assert path.read_text() == "[1, 2"
