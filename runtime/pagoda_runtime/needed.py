@@ -18,7 +18,7 @@ def needed(what: str, remedy: str) -> Iterator[None]:
         remedy: what to do, such as "set PAGODA_ROUTER_HEALTH_PORT to a free port".
 
     Raises:
-        StartError: the block raised an OSError, or found that a name can be no host's.
+        StartError: the block raised an OSError, or a name cannot be a host's or a file's.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def needed_folder(folder: Path, variable: str) -> contextlib.AbstractContextMana
 
 def _cause(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
-        return f"no host has such a name ({error})"
+        return f"no host has such a name ({error})" if "idna" in str(error) else str(error)
     if isinstance(error, socket.gaierror):  # its numbers are not the system's
         return str(error.strerror)
     return os.strerror(error.errno) if error.errno else str(error)

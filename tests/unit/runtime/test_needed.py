@@ -7,11 +7,17 @@ from pagoda_runtime.errors import StartError
 from pagoda_runtime.needed import needed
 
 
+def no_host(name: str) -> UnicodeError:
+    with pytest.raises(UnicodeError) as caught:
+        socket.getaddrinfo(name, 80)
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not"),
-        (UnicodeError("label empty or too long"), r"no host has such a name \(label empty"),
+        (no_host("a..b"), r"no host has such a name \(encoding with 'idna' codec failed"),
         (OSError(errno.EADDRINUSE, "error while attempting to bind"), "Address already in use"),
     ],
 )

@@ -219,7 +219,7 @@ class BatchRun:
         paid for.
 
         Returns:
-            False: the batch is over, and cannot end yet, as nobody knows what ran.
+            False: this replica leaves the batch; or it is over, and nobody knows yet what ran.
         """
         if self._knows_accounts:
             return True
@@ -235,7 +235,7 @@ class BatchRun:
                     task = tasks.create_task(self._run_again(request))
                     task.add_done_callback(lambda _: self._places.free())
         self._again = None
-        return True
+        return not self._is_left
 
     async def _find_accounted(self) -> list[LineRequest]:
         """Return the lines without an answer that ran, or may have, and note which attempt."""
