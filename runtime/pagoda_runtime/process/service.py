@@ -148,8 +148,8 @@ def _exit(code: int) -> NoReturn:
     """End the process now that all its work has.
 
     By itself it would wait for threads, whatever they wait for: uvloop's for look-ups of names, a
-    minute each where no name server answers, gRPC's for its poller. And the interpreter's last
-    collections would walk every module, for a second with torch.
+    minute each where no name server answers, gRPC's for its poller (docs/adr/0076). And the
+    interpreter's last collections would walk every module, for a second with torch.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
