@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +38,7 @@ LOOK_UP_THREADS = 2
 MAX_LOOK_UPS = 256  # running and waiting; more are refused at once
 CHECKOUT_SECONDS = 5.0
 SQLITE_WAIT_SECONDS = 10.0  # for another process that writes
+SQLITE_PAUSE_SECONDS = 0.01
 CLOSE_SECONDS = 20.0
 NOT_ANSWERING = (OSError, sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
 """What means that the database does not answer; Python's own TimeoutError is an OSError."""
@@ -414,6 +416,20 @@ def _json_text(value: object) -> str:
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:
-    connection.execute("PRAGMA journal_mode=WAL")
+    _use_wal(connection)
     connection.execute("PRAGMA synchronous=FULL")  # an acknowledged record survives a power cut
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _use_wal(connection: Any) -> None:
+    """Try until it is so: of processes that make the file at one time some are refused at once."""
+    deadline = time.monotonic() + SQLITE_WAIT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(SQLITE_PAUSE_SECONDS)
+        else:
+            return

@@ -6,6 +6,7 @@ next runs the lines that have none.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ class BatchRun:
         self._options = options
         self._status: str = batch["status"]
         self._is_left = False  # for another replica, or for this one's next start
+        self._is_late = False  # the ledger, so that the batch cannot end
         self._is_answered = False  # every line
         self._full: str = ""  # why no further answer can be kept
         self._over = asyncio.Event()  # no further line begins
@@ -107,7 +109,8 @@ class BatchRun:
                 keeper = tasks.create_task(self._keep_lease())
                 await self._work()
                 keeper.cancel()
-            await self._batches.release(self._id, self._options.owner)
+            if not self._is_late:  # else others come first, until the lease has run out
+                await self._batches.release(self._id, self._options.owner)
         except* LeaseLostError:
             logger.warning("%s is no longer this replica's", self._id)
         finally:
@@ -225,6 +228,7 @@ class BatchRun:
             return True
         self._knows_accounts = await self._options.until_accounted()
         if not self._knows_accounts and self._over.is_set():
+            self._is_late = not self._is_left
             logger.warning("%s does not end before the ledger has what ran of it", self._id)
             return False
         requests = [] if self._is_left else await self._find_accounted()
@@ -264,24 +268,26 @@ class BatchRun:
 
     async def _run_again(self, request: LineRequest) -> None:
         """Run a line that ran before, in the place that was taken for it."""
-        first = self._accounted[request.number]
-        for attempt in range(first, first + MAX_TRIES):
+        attempt = self._accounted[request.number]  # and no other: it would be paid for, too
+        for number in itertools.count():
             answer = await self._ask(request.call(attempt, is_accounted=True))
             if answer.retry_after_seconds is None:
                 await self._store(request, request.answered(attempt, answer))
                 return
-            pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+            pause = pause_seconds(number, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             await asyncio.sleep(max(answer.retry_after_seconds, pause))
 
     async def _answer(self, request: LineRequest) -> Answer | None:
         """Return a line's answer; None: the batch ends before there is one."""
         if self._full:
             return request.failed(StorageFullError.code, self._full)
-        for attempt in range(MAX_TRIES):
+        accounted = self._accounted.get(request.number)
+        for number in range(MAX_TRIES):
+            attempt = number if accounted is None else accounted
             answer = await self._ask(request.call(attempt))
-            if answer.retry_after_seconds is None or attempt == MAX_TRIES - 1:
+            if answer.retry_after_seconds is None or number == MAX_TRIES - 1:
                 break
-            pause = pause_seconds(attempt, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
+            pause = pause_seconds(number, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
                     await self._over.wait()

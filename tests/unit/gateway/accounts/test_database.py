@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -107,6 +108,26 @@ async def test_a_file_that_is_no_database_is_said_in_one_line(tmp_path: Path) ->
     )
     assert "PAGODA_GATEWAY_LEDGER_URL" in str(raised.value)
     assert path.read_text() == "no database at all"
+
+
+@pytest.mark.parametrize(("message", "num_tries"), [("database is locked", 3), ("disk I/O", 1)])
+def test_a_file_that_others_make_at_that_moment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, message: str, num_tries: int
+) -> None:
+    """SQLite refuses some changes of a journal at once, however long it would wait for a write."""
+    tries: list[str] = []
+
+    class Connection:
+        def execute(self, statement: str) -> None:
+            tries.append(statement)
+            if len(tries) < 3:
+                raise sqlite3.OperationalError(message)
+
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
+    refused = num_tries == 1
+    with pytest.raises(sqlite3.OperationalError) if refused else contextlib.nullcontext():
+        module._use_wal(Connection())
+    assert len(tries) == num_tries
 
 
 async def test_a_server_that_does_not_answer_is_said_without_its_password() -> None:
