@@ -30,7 +30,7 @@ RENEW_SECONDS = LEASE_SECONDS / 5
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0  # of a line that was refused for now
 WRITE_TRIES = 3
 WRITE_PAUSE_SECONDS = 1.0
-FAILED_AT_ONCE = 100
+GROUP_LINES = 100
 AGAIN_SECONDS = 120.0  # for all lines that ran and have no answer, if no worker takes them
 
 
@@ -190,6 +190,18 @@ class BatchRun:
                 assert line.text is not None, "validated"
                 yield LineRequest(self._batch, line.number, line.text)
 
+    async def _open_groups(self) -> AsyncGenerator[list[LineRequest]]:
+        """Yield the same, as many at a time as the database is asked for at once."""
+        group: list[LineRequest] = []
+        async with contextlib.aclosing(self._open_lines()) as unanswered:
+            async for request in unanswered:
+                group.append(request)
+                if len(group) == GROUP_LINES:
+                    yield group
+                    group = []
+        if group:
+            yield group
+
     async def _has_all_answers(self) -> bool:
         async with contextlib.aclosing(self._open_lines()) as unanswered:
             async for _ in unanswered:
@@ -243,28 +255,17 @@ class BatchRun:
 
     async def _find_accounted(self) -> list[LineRequest]:
         """Return the lines without an answer that ran, or may have, and note which attempt."""
-        requests: dict[str, LineRequest] = {}
-        accounted: list[str] = []
-
-        async def look() -> None:
-            accounted.extend(await self._batches.accounted(list(requests)))
-            for id_ in requests.keys() - set(accounted):
-                del requests[id_]
-
-        async with contextlib.aclosing(self._open_lines()) as unanswered:
-            num_new = 0
-            async for request in unanswered:
-                requests |= dict.fromkeys(request.request_ids, request)
-                num_new += 1
-                if num_new % FAILED_AT_ONCE == 0:
-                    await look()
-        await look()
-        attempts: dict[int, int] = {}
-        for id_, request in requests.items():
-            attempt = int(id_.rpartition("-")[2])
-            attempts[request.number] = max(attempt, attempts.get(request.number, 0))
-        self._accounted = attempts
-        return list({request.number: request for request in requests.values()}.values())
+        accounted: dict[int, int] = {}
+        found: list[LineRequest] = []
+        async with contextlib.aclosing(self._open_groups()) as groups:
+            async for group in groups:
+                ids = [request_id for request in group for request_id in request.request_ids]
+                for request_id in await self._batches.accounted(ids):
+                    number, attempt = map(int, request_id.rsplit("-", 2)[1:])
+                    accounted[number] = max(attempt, accounted.get(number, 0))
+                found += [request for request in group if request.number in accounted]
+        self._accounted = accounted
+        return found
 
     async def _run_again(self, request: LineRequest) -> None:
         """Run a line that ran before, in the place that was taken for it."""
@@ -284,7 +285,8 @@ class BatchRun:
         accounted = self._accounted.get(request.number)
         for number in range(MAX_TRIES):
             attempt = number if accounted is None else accounted
-            answer = await self._ask(request.call(attempt))
+            call = request.call(attempt, is_accounted=accounted is not None)
+            answer = await self._ask(call)
             if answer.retry_after_seconds is None or number == MAX_TRIES - 1:
                 break
             pause = pause_seconds(number, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
@@ -348,15 +350,13 @@ class BatchRun:
     async def _fail_lines(self, code: str, message: str) -> None:
         """Answer every line that has no answer with an error, some at once."""
         lost = "This request ran, and has a receipt, but its answer was lost."
-        failed: list[Answer] = []
-        async with contextlib.aclosing(self._open_lines()) as unanswered:
-            async for request in unanswered:
-                why = lost if request.number in self._accounted else message
-                failed.append(request.failed(code, why))
-                if len(failed) == FAILED_AT_ONCE:
-                    await self._record(failed, is_limited=False)
-                    failed.clear()
-        await self._record(failed, is_limited=False)
+        async with contextlib.aclosing(self._open_groups()) as groups:
+            async for group in groups:
+                failed = [
+                    request.failed(code, lost if request.number in self._accounted else message)
+                    for request in group
+                ]
+                await self._record(failed, is_limited=False)
 
     async def _keep_lease(self) -> None:
         """Renew until cancelled; hear of changes that clients ask for, here or elsewhere."""

@@ -93,6 +93,17 @@ class Bench:
         )
         return BatchRun(batch, self.files, self.batches, route, self.places, options)
 
+    async def create_begun(self, num_lines: int) -> None:
+        """Create a batch whose input was found good, by a replica that left before any line."""
+        await self.create(numbered(num_lines))
+        self.may_begin = False
+        run = await self.claimed(Route())
+        running = asyncio.create_task(run.run())
+        while (await self.row())["status"] != "in_progress":
+            pass
+        run.leave()
+        await running
+
     async def row(self) -> sa.RowMapping:
         return await self.batches.get("t", self.batch_id)
 
@@ -225,15 +236,10 @@ async def test_cancel_ends_a_batch_with_what_it_has(bench: Bench, is_waiting: bo
 async def test_a_cancelled_batch_is_ended_by_whoever_takes_it_next(
     bench: Bench, has_begun: bool
 ) -> None:
-    await bench.create(numbered(10))
     if has_begun:
-        run = await bench.claimed(Route())
-        bench.may_begin = False
-        running = asyncio.create_task(run.run())
-        while (await bench.row())["status"] != "in_progress":
-            pass
-        run.leave()
-        await running
+        await bench.create_begun(10)
+    else:
+        await bench.create(numbered(10))
     await bench.batches.cancel("t", bench.batch_id)
     await (await bench.claimed(Route(), "b")).run()
     row = await bench.row()
@@ -276,14 +282,7 @@ async def left(bench: Bench, database: Database) -> LeaveBehind:
     """Have a replica die that has run line 3, at its second try, and stored no answer."""
 
     async def leave_behind(outcome: str | None, *, is_over: bool = True) -> str:
-        await bench.create(numbered(5))
-        bench.may_begin = False
-        run = await bench.claimed(Route())
-        running = asyncio.create_task(run.run())
-        while (await bench.row())["status"] != "in_progress":
-            pass
-        run.leave()
-        await running
+        await bench.create_begun(5)
         bench.may_begin = True
         ran = f"batch_req_{bench.batch_id.removeprefix('batch_')}-3-1"
         account = sa.insert(USAGE).values(request_id=ran, outcome=outcome)
@@ -384,14 +383,7 @@ async def test_a_stop_ends_the_wait_for_a_place(bench: Bench, left: LeaveBehind)
 async def test_a_batch_has_expired_whoever_writes_its_end(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bench.create(numbered(5))
-    bench.may_begin = False
-    run = await bench.claimed(Route())
-    running = asyncio.create_task(run.run())
-    while (await bench.row())["status"] != "in_progress":
-        pass
-    run.leave()
-    await running
+    await bench.create_begun(5)
     bench.clock.now += WINDOW_SECONDS
 
     async def fail(*_: object) -> bool:

@@ -72,7 +72,7 @@ class Accounted:
         look = self._look
         if look is None or not self._is_of_use(look, generation):
             self._generation, self._began = generation, self._clock()
-            look = self._tasks.start(self._until_accounted(), name="usage is accounted")
+            look = self._tasks.start(self.until_accounted(), name="usage is accounted")
             self._look = look
         await asyncio.wait((look,), timeout=WAIT_SECONDS)
         is_accounted = _has_succeeded(look)
@@ -80,21 +80,8 @@ class Accounted:
         if not is_accounted:
             raise UnaccountedError(f"usage is not accounted yet: {self._why_not}")
 
-    async def look_anew(self) -> bool:
-        """Tell whether the ledger has what was written before, as soon as it has; 10 s at most."""
-        return await self._until_accounted()
-
-    async def close(self) -> None:
-        """Stop looking."""
-        await self._tasks.close()
-
-    def _is_of_use(self, look: asyncio.Task[bool], generation: str) -> bool:
-        if generation != self._generation:
-            return False
-        is_fresh = self._clock() < self._began + LOOK_SECONDS
-        return not look.done() or (is_fresh and _has_succeeded(look))
-
-    async def _until_accounted(self) -> bool:
+    async def until_accounted(self) -> bool:
+        """Look anew; tell whether the ledger has what was written before, in 10 s at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):
                 self._why_not = "records on this host wait for NATS"
@@ -109,6 +96,16 @@ class Accounted:
                         return True
                     await asyncio.sleep(POLL_SECONDS)
         return False
+
+    async def close(self) -> None:
+        """Stop looking."""
+        await self._tasks.close()
+
+    def _is_of_use(self, look: asyncio.Task[bool], generation: str) -> bool:
+        if generation != self._generation:
+            return False
+        is_fresh = self._clock() < self._began + LOOK_SECONDS
+        return not look.done() or (is_fresh and _has_succeeded(look))
 
     def _note_records(self) -> None:
         self._why_not = "records in NATS wait for the ledger"

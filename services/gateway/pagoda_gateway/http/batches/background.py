@@ -31,7 +31,7 @@ async def batches_in_background(gateway: Gateway, app: ASGIApp) -> AsyncIterator
         max_lines=settings.batch_max_lines,
         max_line_bytes=settings.max_body_bytes,
         check_model=check_model,
-        until_accounted=gateway.accounted.look_anew,
+        until_accounted=gateway.accounted.until_accounted,
     )
     places = Places(settings.batch_concurrency, room)
     caller = LineCaller(app, gateway.tenancy.api_keys.find_valid)
