@@ -46,6 +46,8 @@ async def test_a_batch_answers_every_line_in_order(running: Running) -> None:
     async with running.sdk() as client:
         batch = await create(client, numbered(25, temperature=0), metadata={"job": "nightly"})
         assert batch.status == "validating"
+        assert batch.usage is not None
+        assert batch.usage.total_tokens == 0
         ended = await until(client, batch)
         assert ended.status == "completed"
         assert ended.request_counts is not None
@@ -54,6 +56,11 @@ async def test_a_batch_answers_every_line_in_order(running: Running) -> None:
         assert (ended.error_file_id, ended.errors) == (None, None)
         found = answers(await content(client, ended.output_file_id))
         assert [line["custom_id"] for line in found] == [f"line-{i}" for i in range(25)]
+        taken = [line["response"]["body"]["usage"] for line in found]
+        assert ended.usage is not None
+        assert ended.usage.input_tokens == sum(usage["prompt_tokens"] for usage in taken)
+        assert ended.usage.output_tokens == sum(usage["completion_tokens"] for usage in taken) == 100
+        assert ended.usage.total_tokens == ended.usage.input_tokens + 100
         first = found[0]["response"]
         direct = await client.completions.create(
             model="tiny", prompt="line-0", max_tokens=4, temperature=0
@@ -80,7 +87,10 @@ async def test_every_endpoint(running: Running, url: str, body: dict[str, object
         ended = await until(client, await create(client, jsonl(line), url))
         (answer,) = answers(await content(client, ended.output_file_id))
     assert answer["response"]["status_code"] == 200
-    assert answer["response"]["body"]["object"] in ("chat.completion", "list", "response")
+    body = answer["response"]["body"]
+    assert body["object"] in ("chat.completion", "list", "response")
+    assert ended.usage is not None
+    assert ended.usage.total_tokens == body["usage"]["total_tokens"] > 0
 
 
 async def test_bad_requests_go_to_the_error_file(running: Running) -> None:

@@ -401,6 +401,7 @@ async def test_models_are_anthropics_too(running: Running) -> None:
         (model,) = page.data
         assert (model.type, model.display_name) == ("model", "tiny")
         assert (model.max_input_tokens, model.max_tokens) == (512, 512)
+        assert model.lifecycle == "active"
         assert model == await client.models.retrieve("tiny")
         assert model.created_at.timestamp() > 0
         with pytest.raises(anthropic.NotFoundError, match="does not exist here") as caught:

@@ -8,7 +8,7 @@ database server's, or the host's that has the file. Knows no request and no file
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -37,6 +37,15 @@ class LeaseLostError(Exception):
     """Another replica has the batch, or nobody: whoever thought it its own stops."""
 
 
+class LineUsage(NamedTuple):
+    """Tokens that a line took, cached ones and those of reasoning included."""
+
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A line's answer.
@@ -45,11 +54,13 @@ class Answer:
         line: of the input file, from 1.
         has_error: it belongs into the error file.
         data: JSON and a line feed.
+        usage: what the answer says that it took.
     """
 
     line: int
     has_error: bool
     data: bytes
+    usage: LineUsage = LineUsage()
 
 
 class BatchStore:
@@ -310,11 +321,12 @@ class BatchStore:
                 self._files.grow(
                     connection, tenant, file_id, len(answer.data), is_limited=is_limited
                 )
-                count = BATCHES.c.num_failed if answer.has_error else BATCHES.c.num_completed
+                count = "num_failed" if answer.has_error else "num_completed"
+                more = {count: 1, **answer.usage._asdict()}
                 connection.execute(
                     sa.update(BATCHES)
                     .where(BATCHES.c.batch_id == batch_id)
-                    .values({count: count + 1})
+                    .values({name: BATCHES.c[name] + number for name, number in more.items()})
                 )
             return status
 

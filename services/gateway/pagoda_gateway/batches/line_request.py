@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import orjson
 from sqlalchemy import RowMapping
 
-from pagoda_gateway.batches.batch_store import Answer
+from pagoda_gateway.batches.batch_store import Answer, LineUsage
 
 # A line whose request was refused for now is asked again, so many times in all.
 MAX_TRIES = 20
@@ -88,16 +88,33 @@ class LineRequest:
             "request_id": self.call(attempt).request_id,
             "body": orjson.Fragment(answer.body),
         }
-        return self._answer(answer.status != 200, response=response, error=None)
+        has_error = answer.status != 200
+        usage = LineUsage() if has_error else _usage(answer.body)
+        return self._answer(has_error, usage, response=response, error=None)
 
     def failed(self, code: str, message: str) -> Answer:
         """Return the line of the error file that says why there is no answer."""
-        return self._answer(True, response=None, error={"code": code, "message": message})
+        error = {"code": code, "message": message}
+        return self._answer(True, LineUsage(), response=None, error=error)
 
     @property
     def _id(self) -> str:
         return f"batch_req_{self._batch['batch_id'].removeprefix('batch_')}-{self.number}"
 
-    def _answer(self, has_error: bool, **values: Any) -> Answer:
+    def _answer(self, has_error: bool, usage: LineUsage, **values: Any) -> Answer:
         line = {"id": self._id, "custom_id": self._custom_id, **values}
-        return Answer(self.number, has_error, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        return Answer(self.number, has_error, data, usage)
+
+
+def _usage(body: bytes) -> LineUsage:
+    """Return what an answer says it took, in chats' and completions' words or in responses'."""
+    usage: dict[str, Any] = orjson.loads(body).get("usage") or {}
+    is_response = "input_tokens" in usage
+    of_input, of_output = ("input", "output") if is_response else ("prompt", "completion")
+    return LineUsage(
+        usage.get(f"{of_input}_tokens", 0),
+        usage.get(f"{of_input}_tokens_details", {}).get("cached_tokens", 0),
+        usage.get(f"{of_output}_tokens", 0),  # embeddings have none
+        usage.get(f"{of_output}_tokens_details", {}).get("reasoning_tokens", 0),
+    )

@@ -48,6 +48,15 @@ def batch_object(row: RowMapping) -> dict[str, Any]:
             "completed": row["num_completed"],
             "failed": row["num_failed"],
         },
+        "usage": {
+            "input_tokens": row["num_input_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": row["num_cached_tokens"], "cache_write_tokens": 0,
+            },
+            "output_tokens": row["num_output_tokens"],
+            "output_tokens_details": {"reasoning_tokens": row["num_reasoning_tokens"]},
+            "total_tokens": row["num_input_tokens"] + row["num_output_tokens"],
+        },
         "metadata": row["request_metadata"],
     }
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestBody, RequestModel
+from pagoda_gateway.responses.answers import ResponseUsage
 
 MIN_KEEP_SECONDS, MAX_KEEP_SECONDS = 3600, 2_592_000
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -147,6 +148,7 @@ class BatchObject(BaseModel):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: ResponseUsage = Field(description="Of the lines that have completed")
     metadata: dict[str, Any] | None
 
 

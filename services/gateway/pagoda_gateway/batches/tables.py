@@ -68,6 +68,11 @@ BATCHES = Table(
     Column("num_lines", Integer, nullable=False),
     Column("num_completed", Integer, nullable=False),
     Column("num_failed", Integer, nullable=False),
+    # Tokens of the lines that have completed; a gateway of before knows no such columns.
+    Column("num_input_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("num_cached_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("num_output_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("num_reasoning_tokens", BigInteger, nullable=False, server_default="0"),
     Column("output_file_id", String(64)),
     Column("error_file_id", String(64)),
     Column("created_unix_seconds", Double, nullable=False),

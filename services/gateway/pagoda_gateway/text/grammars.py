@@ -5,11 +5,12 @@ Knows languages and their limits. Knows no request's fields: who calls names the
 
 import asyncio
 import copy
+import re
 from typing import Any, TypeAlias
 
 import orjson
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.text.schemas.check import check_schema
@@ -20,6 +21,11 @@ from pagoda_gateway.text.schemas.references import make_references_local
 from pagoda_gateway.text.schemas.rewriting import rewrite
 
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
+_LARK = re.compile(r"^[ \t]*(%llguidance\b|[?!]{0,2}start(\.-?\d+)?[ \t]*:(?!:=))", re.MULTILINE)
+_GBNF_START = re.compile(
+    r"""(?P<other>"(\\.|[^"\\])*"|\[(\\.|[^\]\\])*\]|\#.*)|(?<![\w-])start(?![\w-])"""
+)
+"""A word that Lark has a use for, and what is no word."""
 
 Rules: TypeAlias = dict[str, Any]
 """What one part of an output must be: an entry of llguidance's list of grammars, without name."""
@@ -118,7 +124,7 @@ async def grammar_rules(text: str) -> Rules:
     Raises:
         InvalidRequestError: it is in neither, or GBNF that is too long to be translated.
     """
-    if is_lark_syntax(text):
+    if _LARK.search(text):
         return lark_rules(text)
     if len(text) > MAX_GBNF_CHARS:
         raise InvalidRequestError(
@@ -126,10 +132,18 @@ async def grammar_rules(text: str) -> Rules:
             "more"
         )
     try:
-        return lark_rules(await asyncio.to_thread(gbnf_to_lark, text))
+        return lark_rules(await asyncio.to_thread(lambda: gbnf_to_lark(_without_start(text))))
     except Exception as error:  # a small translator with errors of many kinds
         message = shorten(str(error), 500)
         raise InvalidRequestError(f"it is neither Lark nor GBNF: {message}") from error
+
+
+def _without_start(gbnf: str) -> str:
+    """Return GBNF none of whose rules is called as Lark's first one is."""
+    name = "start-rule"
+    while name in gbnf:
+        name += "-"
+    return _GBNF_START.sub(lambda found: found["other"] or name, gbnf)
 
 
 def whole_grammar(

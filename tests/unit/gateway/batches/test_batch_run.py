@@ -462,7 +462,7 @@ async def test_a_line_that_fails_gives_every_place_back(bench: Bench, num_turns:
 
 async def test_a_full_store_tells_each_line(bench: Bench) -> None:
     await bench.create(numbered(6))
-    large = b'"%s"' % (b"x" * (LIMITS.tenant_bytes // 2))
+    large = b'{"text":"%s"}' % (b"x" * (LIMITS.tenant_bytes // 2))
     route = Route(lambda call: LineAnswer(200, None, large))
     await (await bench.claimed(route)).run()
     row = await bench.row()

@@ -16,8 +16,10 @@ from pagoda_gateway.batches.batch_store import (
     Answer,
     BatchStore,
     LeaseLostError,
+    LineUsage,
 )
 from pagoda_gateway.batches.file_store import FileStore
+from pagoda_gateway.batches.objects import batch_object
 from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES
 from pagoda_gateway.errors import (
@@ -45,7 +47,7 @@ async def begun(files: FileStore, batches: BatchStore, owner: str = "a") -> sa.R
 
 
 def answer(line: int, *, has_error: bool = False, data: bytes = b"{}\n") -> Answer:
-    return Answer(line, has_error, data)
+    return Answer(line, has_error, data, LineUsage() if has_error else LineUsage(4, 3, 2, 1))
 
 
 async def counts(batches: BatchStore, batch: sa.RowMapping) -> tuple[int, int, int]:
@@ -142,6 +144,14 @@ async def test_an_answer_counts_once(files: FileStore, batches: BatchStore) -> N
         await batches.record(batch, "a", [again], is_limited=True)
     assert await counts(batches, batch) == (3, 1, 1)
     assert await batches.answered_lines(batch["batch_id"]) == {1, 2}
+    await batches.record(batch, "a", [answer(3)], is_limited=True)
+    assert batch_object(await batches.get("t", batch["batch_id"]))["usage"] == {
+        "input_tokens": 8,
+        "input_tokens_details": {"cached_tokens": 6, "cache_write_tokens": 0},
+        "output_tokens": 4,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 12,
+    }
 
 
 async def test_who_lost_the_lease_stores_nothing(

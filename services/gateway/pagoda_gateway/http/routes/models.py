@@ -53,6 +53,7 @@ def _card(model_id: str, model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "max_input_tokens": model.max_model_len,
         "max_tokens": model.max_model_len,
+        "lifecycle": "active",
         "quantization": model.quantization,
         "kv_cache": _kv_cache(model),
     }

@@ -40,6 +40,7 @@ class ModelCard(BaseModel):
     max_model_len: int
     max_input_tokens: int = Field(description="Anthropic's, as `max_tokens`: both max_model_len.")
     max_tokens: int
+    lifecycle: Literal["active"] = Field(description="Anthropic's: it is served.")
     quantization: str
     kv_cache: KvCache
 
