@@ -108,6 +108,11 @@ def reconcile(
         f"{answer['reconciled']} requests closed from workers' records, {answer['lost']} lost "
         f"(no worker knew them), {answer['open']} open"
     )
+    if answer["unbegun"]:
+        typer.echo(
+            f"{answer['unbegun']} that ended are billed to nobody: the ledger does not know how "
+            "they began, as one does not that was restored from a copy while they ran"
+        )
 
 
 def _check(

@@ -51,8 +51,13 @@ class Ports:
         held = socket.socket()
         try:
             held.bind((LOOPBACK, port))
-        except OSError:
+        except OSError as error:
             held.close()
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise StackError(
+                    f"nothing can listen on {LOOPBACK}, where NATS, Redis and the services do: "
+                    "give the loopback interface that address"
+                ) from error
             return False
         if sys.platform == "linux":
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -126,6 +126,10 @@ class Gateway:
         """What requests are priced by."""
         return self.money.book
 
+    def now(self) -> float:
+        """Return Unix seconds as all replicas have them: of whatever is kept or billed."""
+        return self.ledger.database.now()
+
     def model_of(self, key: ApiKey, name: str) -> ServedModel:
         """Return the model that a key asks for by `name`, its own or an alias, or with an adapter.
 
@@ -184,7 +188,10 @@ async def open_gateway(
             settings.limits_address(common.redis_url),
             timeout_seconds=settings.limits_timeout_seconds,
         ) as counters,
-        _open_usage_log(bus, health, gateway_id, settings, common.home) as (usage_log, forwarder),
+        _open_usage_log(bus, health, gateway_id, settings, common.home, database.now) as (
+            usage_log,
+            forwarder,
+        ),
     ):
         ledger, changes = Ledger(database), AccountChanges(bus)
         tenancy = Tenancy.of(database, changes.announce)
@@ -195,7 +202,7 @@ async def open_gateway(
                 await tenancy.api_keys.ensure(DEFAULT_TENANT, "bootstrap", secret)
         money = await Money.of(ledger, changes.announce, settings)
         changes.add_listener(money.book.on_change)
-        key_use = KeyUse(tenancy.api_keys.note_used)
+        key_use = KeyUse(tenancy.api_keys.note_used, clock=database.now)
         authenticator = Authenticator(
             tenancy.api_keys, on_use=key_use.note, wall_clock=database.now
         )
@@ -317,7 +324,12 @@ async def open_gateway(
 
 @contextlib.asynccontextmanager
 async def _open_usage_log(
-    bus: Bus, health: Health, gateway_id: str, settings: GatewaySettings, home: Path
+    bus: Bus,
+    health: Health,
+    gateway_id: str,
+    settings: GatewaySettings,
+    home: Path,
+    clock: Callable[[], float],
 ) -> AsyncIterator[tuple[UsageLog, Forwarder]]:
     """Yield the log and what sends its records on; at the end they have a moment to leave."""
     root, tasks = settings.outbox_folder(home), BackgroundTasks()
@@ -333,6 +345,7 @@ async def _open_usage_log(
         outbox,
         root,
         timeout_seconds=settings.usage_timeout_seconds,
+        unix_clock=clock,
     )
     try:
         tasks.start(forwarder.run(), name="send usage records")
@@ -340,6 +353,7 @@ async def _open_usage_log(
         log = UsageLog(
             outbox,
             timeout_seconds=settings.usage_timeout_seconds,
+            clock=clock,
             deliveries=deliveries_in(outbox.folder),
         )
         yield log, forwarder

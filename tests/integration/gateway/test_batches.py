@@ -59,7 +59,9 @@ async def test_a_batch_answers_every_line_in_order(running: Running) -> None:
         taken = [line["response"]["body"]["usage"] for line in found]
         assert ended.usage is not None
         assert ended.usage.input_tokens == sum(usage["prompt_tokens"] for usage in taken)
-        assert ended.usage.output_tokens == sum(usage["completion_tokens"] for usage in taken) == 100
+        assert (
+            ended.usage.output_tokens == sum(usage["completion_tokens"] for usage in taken) == 100
+        )
         assert ended.usage.total_tokens == ended.usage.input_tokens + 100
         first = found[0]["response"]
         direct = await client.completions.create(

@@ -130,7 +130,7 @@ def only_folder(root: Path) -> Path:
 async def adopt(bus: Bus, folder: Path) -> None:
     """Have another gateway send what a dead one left in its outbox."""
     outbox = await Outbox.open(folder.parent, "alive", max_bytes=1 << 20, on_state=lambda *_: None)
-    forwarder = Forwarder(bus, outbox, folder.parent, timeout_seconds=5)
+    forwarder = Forwarder(bus, outbox, folder.parent, timeout_seconds=5, unix_clock=time.time)
     adopting = asyncio.create_task(forwarder.adopt_forever())
     async with asyncio.timeout(60):
         while await asyncio.to_thread(folder.exists):  # noqa: ASYNC110
@@ -149,7 +149,13 @@ async def test_the_administration_asks_an_applier(start: Start) -> None:
             return await running.http.post("/admin/ledger/reconcile", json=body, headers=headers)
 
         found = await ask({"gone_seconds": 60})
-        assert found.json() == {"object": "reconciliation", "reconciled": 0, "lost": 0, "open": 0}
+        assert found.json() == {
+            "object": "reconciliation",
+            "reconciled": 0,
+            "lost": 0,
+            "open": 0,
+            "unbegun": 0,
+        }
         assert (await ask({"gone_seconds": 1})).status_code == 400
         refused = await running.http.post("/admin/ledger/reconcile", json={})
         assert refused.status_code == 401

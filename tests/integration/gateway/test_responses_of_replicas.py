@@ -8,6 +8,8 @@ from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
+from support.postgres import Postgres
 from support.running_gateway import Running, running_gateway
 from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
@@ -34,8 +36,11 @@ async def replica(
         common = settings_for(nats, home=tmp_path)
         async with Bus.connect(common, name="workers") as bus:
 
-            def start(**script: Any) -> AbstractAsyncContextManager[Running]:
-                return running_gateway(common, bus, model_folder, ScriptedWorker(bus, **script))
+            def start(
+                *, ledger_url: str = "", **script: Any
+            ) -> AbstractAsyncContextManager[Running]:
+                worker = ScriptedWorker(bus, **script)
+                return running_gateway(common, bus, model_folder, worker, ledger_url=ledger_url)
 
             yield start
 
@@ -107,6 +112,31 @@ async def test_what_runs_at_one_is_ended_by_the_other(replica: StartReplica, way
     assert during.status == "in_progress"
     cancels = [*first.worker.cancels, *second.worker.cancels]
     assert [cancel.request_id for cancel in cancels] == [made.id.removeprefix("resp_")]
+
+
+async def test_what_the_other_ends_is_ended_after_a_restore(
+    replica: StartReplica, postgres: Postgres
+) -> None:
+    """The database has no tables for a moment, as while a copy is put back."""
+    rename, url = "ALTER TABLE {} RENAME TO {}", postgres.new_database()
+    async with (
+        replica(ledger_url=url, gate_index=3) as first,
+        replica(ledger_url=url, gate_index=3) as second,
+        first.sdk() as at_first,
+        second.sdk() as at_second,
+    ):
+        made = await at_first.responses.create(**BEHIND)
+        await first.tokens_arrived(3)
+        database, refusals = first.gateway.ledger.database, 0
+        await database.call(lambda c: c.execute(sa.text(rename.format("responses", "away"))))
+        while refusals < 3:
+            answer = await first.http.get(f"/v1/responses/{made.id}")
+            refusals += answer.status_code == 503
+            await asyncio.sleep(endpoint.WATCH_SECONDS)  # so that the watch has looked, too
+        await database.call(lambda c: c.execute(sa.text(rename.format("away", "responses"))))
+        await at_second.responses.cancel(made.id)
+        await ended(first)
+        assert (await at_first.responses.retrieve(made.id)).status == "cancelled"
 
 
 async def test_one_that_ran_to_its_end_is_found_when_its_gateway_is_gone(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -63,12 +64,12 @@ async def sending(
 ) -> AsyncIterator[tuple[UsageLog, Outbox]]:
     """A gateway's usage log and what sends it on."""
     outbox = await Outbox.open(root, name, max_bytes=max_bytes, on_state=lambda *_: None)
-    forwarder = Forwarder(bus, outbox, root, timeout_seconds=2)
+    forwarder = Forwarder(bus, outbox, root, timeout_seconds=2, unix_clock=time.time)
     tasks = BackgroundTasks()
     if is_sending:
         tasks.start(forwarder.run())
         tasks.start(forwarder.adopt_forever())
-    yield UsageLog(outbox, timeout_seconds=5), outbox
+    yield UsageLog(outbox, timeout_seconds=5, clock=time.time), outbox
     await tasks.close()
     await outbox.close()
 
@@ -307,7 +308,7 @@ async def test_a_folder_that_was_half_deleted_keeps_nobody_waiting(
         sending(bus, tmp_path, "one", is_sending=False) as (_, outbox),
         asyncio.timeout(30),
     ):
-        own = Forwarder(bus, outbox, tmp_path, timeout_seconds=2)
+        own = Forwarder(bus, outbox, tmp_path, timeout_seconds=2, unix_clock=time.time)
         tasks.start(own.adopt_forever())
         await own.until_sent()
         await tasks.close()

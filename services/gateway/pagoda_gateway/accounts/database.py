@@ -54,7 +54,9 @@ _FULL = ("disk is full", "No space left on device")  # SQLite's words, and Postg
 
 
 def refusal(error: Exception) -> str:
-    """Return what one of NOT_ANSWERING says of the database, such as "does not answer"."""
+    """Return what an error says of the database, such as "does not answer"."""
+    if not isinstance(error, NOT_ANSWERING):
+        return "refuses what it is asked: see the log"
     if isinstance(error, ReadOnlyError):
         return f"takes no writes: {error}"
     if any(text in str(error) for text in _FULL):

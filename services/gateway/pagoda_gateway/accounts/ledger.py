@@ -6,7 +6,6 @@ A row that is whole is sealed at once: see `money.sealing`.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -35,10 +34,10 @@ _Step = Callable[[sa.Connection], None]
 class Ledger:
     """Usage in the database."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
         """Write to `database`; `clock` is Unix seconds."""
         self.database = database
-        self._clock = clock
+        self._clock = clock or database.now
         self._applied = asyncio.Event()  # replaced whenever records were applied
         self._upserts: dict[str, Any] = {}  # statement of each half
         self._sealer = Sealer(database)

@@ -24,6 +24,10 @@ class Reconciliation(BaseModel):
     reconciled: int
     lost: int
     open: int
+    unbegun: int = Field(
+        description="Ended, and the ledger lacks how they began, as one that was restored from a "
+        "copy does: they are billed to nobody."
+    )
 
 
 class Tenant(BaseModel):

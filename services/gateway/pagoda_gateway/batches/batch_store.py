@@ -31,6 +31,10 @@ _CANDIDATES = 8
 # Not now(), which stands still within a transaction, and so while that waits for a row.
 _SERVER_SECONDS = sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double)
 _FORGOTTEN_AT_ONCE = 64
+_ENDED = sa.func.coalesce(
+    *(BATCHES.c[f"{status}_unix_seconds"] for status in ("completed", "failed", "expired")),
+    BATCHES.c.cancelled_unix_seconds,
+)
 
 
 class LeaseLostError(Exception):
@@ -44,6 +48,9 @@ class LineUsage(NamedTuple):
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
+
+
+NO_USAGE = LineUsage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Answer:
     line: int
     has_error: bool
     data: bytes
-    usage: LineUsage = LineUsage()
+    usage: LineUsage = NO_USAGE
 
 
 class BatchStore:
@@ -388,10 +395,10 @@ class BatchStore:
 
     async def forget(self) -> None:
         """Delete batches that ended so long ago that their files have expired."""
-        late = self.clock() - WINDOW_SECONDS - self._files.limits.keep_seconds
+        late = self.clock() - self._files.limits.keep_seconds
         old = (
             sa.select(BATCHES.c.batch_id)
-            .where(BATCHES.c.created_unix_seconds < late, BATCHES.c.status.not_in(UNFINISHED))
+            .where(late >= _ENDED, BATCHES.c.status.not_in(UNFINISHED))
             .limit(_FORGOTTEN_AT_ONCE)
         )
         statement = sa.delete(BATCHES).where(BATCHES.c.batch_id.in_(old))

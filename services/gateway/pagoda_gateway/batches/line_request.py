@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import orjson
 from sqlalchemy import RowMapping
 
-from pagoda_gateway.batches.batch_store import Answer, LineUsage
+from pagoda_gateway.batches.batch_store import NO_USAGE, Answer, LineUsage
 
 # A line whose request was refused for now is asked again, so many times in all.
 MAX_TRIES = 20
@@ -89,13 +89,13 @@ class LineRequest:
             "body": orjson.Fragment(answer.body),
         }
         has_error = answer.status != 200
-        usage = LineUsage() if has_error else _usage(answer.body)
+        usage = NO_USAGE if has_error else _usage(answer.body)
         return self._answer(has_error, usage, response=response, error=None)
 
     def failed(self, code: str, message: str) -> Answer:
         """Return the line of the error file that says why there is no answer."""
         error = {"code": code, "message": message}
-        return self._answer(True, LineUsage(), response=None, error=error)
+        return self._answer(True, NO_USAGE, response=None, error=error)
 
     @property
     def _id(self) -> str:

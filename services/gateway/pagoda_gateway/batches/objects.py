@@ -50,9 +50,7 @@ def batch_object(row: RowMapping) -> dict[str, Any]:
         },
         "usage": {
             "input_tokens": row["num_input_tokens"],
-            "input_tokens_details": {
-                "cached_tokens": row["num_cached_tokens"], "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": row["num_cached_tokens"]},
             "output_tokens": row["num_output_tokens"],
             "output_tokens_details": {"reasoning_tokens": row["num_reasoning_tokens"]},
             "total_tokens": row["num_input_tokens"] + row["num_output_tokens"],

@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field, field_validator
 
 from pagoda_gateway.errors import InvalidRequestError, shorten
 from pagoda_gateway.openai.schemas.base import RequestBody, RequestModel
-from pagoda_gateway.responses.answers import ResponseUsage
 
 MIN_KEEP_SECONDS, MAX_KEEP_SECONDS = 3600, 2_592_000
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
@@ -125,6 +124,28 @@ class RequestCounts(BaseModel):
     failed: int
 
 
+class CachedDetails(BaseModel):
+    """Where input tokens came from."""
+
+    cached_tokens: int
+
+
+class ReasoningDetails(BaseModel):
+    """What output tokens are."""
+
+    reasoning_tokens: int
+
+
+class BatchUsage(BaseModel):
+    """Tokens of the lines that have completed."""
+
+    input_tokens: int
+    input_tokens_details: CachedDetails
+    output_tokens: int
+    output_tokens_details: ReasoningDetails
+    total_tokens: int
+
+
 class BatchObject(BaseModel):
     """One batch."""
 
@@ -148,7 +169,7 @@ class BatchObject(BaseModel):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    usage: ResponseUsage = Field(description="Of the lines that have completed")
+    usage: BatchUsage
     metadata: dict[str, Any] | None
 
 

@@ -76,6 +76,10 @@ class DatabaseResponseStore(ResponseStore):
             set_={"num_bytes": RESPONSE_STORAGE.c.num_bytes + grown.excluded.num_bytes},
         )
 
+    def now(self) -> float:
+        """See `ResponseStore`."""
+        return self._clock()
+
     async def put(
         self, tenant: str, object_id: str, value: Value, *, is_running: bool = False
     ) -> bool:
@@ -312,10 +316,10 @@ def _total(connection: sa.Connection) -> int:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Turn what the database raises when it does not answer into an error of the gateway."""
+    """Turn what the database raises into an error of the gateway."""
     try:
         yield
-    except NOT_ANSWERING as error:
+    except (*NOT_ANSWERING, sa.exc.ProgrammingError) as error:
         logger.warning("kept responses: %r", error)
         raise UnavailableError(
             f"the database of responses {refusal(error)}; try again",

@@ -1,7 +1,6 @@
 """Conversations: items that responses go on with and add to, kept for their tenant."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -20,19 +19,15 @@ Item = dict[str, Any]
 class Conversations:
     """What is kept of each: the conversation as the API has it, and its items."""
 
-    def __init__(
-        self, store: ResponseStore, *, max_bytes: int, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: ResponseStore, *, max_bytes: int) -> None:
         """Keep in `store`.
 
         Args:
             store: of all tenants.
             max_bytes: of one conversation's items: each change reads and writes all of them.
-            clock: unix seconds.
         """
         self._store = store
         self._max_bytes = max_bytes
-        self._clock = clock
 
     async def create(
         self, tenant: str, items: Sequence[Item], metadata: dict[str, str]
@@ -46,7 +41,7 @@ class Conversations:
         conversation = {
             "id": conversation_id,
             "object": "conversation",
-            "created_at": int(self._clock()),
+            "created_at": int(self._store.now()),
             "metadata": metadata,
         }
         kept = with_ids([], items, new_ulid())

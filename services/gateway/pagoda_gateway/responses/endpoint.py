@@ -1,6 +1,7 @@
 """POST /v1/responses: OpenAI's newer way to ask for a chat, and what is kept of the answers."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ from pagoda_gateway.responses.tools import chat_choice, functions, left_out
 from pagoda_gateway.responses.unkept import has_died, lost_message, unkept_response
 from pagoda_gateway.sequences.generation import Generation
 from pagoda_gateway.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
 KEEP_SECONDS = 2.0  # that a client's last bytes wait until its answer is kept
@@ -238,6 +241,8 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
                     swept = time.monotonic()
             except (UnavailableError, StorageFullError):  # the log says so
                 pass
+            except Exception:  # whatever it is, such as a table that a restore has yet to make
+                logger.exception("kept responses are looked at later")
 
     async def cancel(self, tenant: str, response_id: str) -> dict[str, Any]:
         """End a tenant's response that runs in the background; return what is found from now on.
@@ -412,7 +417,7 @@ class ResponsesEndpoint(Endpoint[ResponsesBody, ChatBody]):
         kept = await self._found(tenant, response_id)
         if kept is not None and kept.gateway_id is not None:
             lost = failed(InternalError(message))
-            if has_died(account, time.time()):
+            if has_died(account, self._store.now()):
                 await self._store.end(tenant, response_id, lambda now: _became(now, **lost))
                 kept = await self._found(tenant, response_id)
             else:

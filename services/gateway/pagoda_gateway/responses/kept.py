@@ -29,6 +29,9 @@ class ResponseStore(Protocol):
     answering in time is an UnavailableError.
     """
 
+    def now(self) -> float:
+        """Return Unix seconds, as all replicas have them."""
+
     async def put(
         self, tenant: str, object_id: str, value: Value, *, is_running: bool = False
     ) -> bool:

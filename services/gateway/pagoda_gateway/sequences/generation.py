@@ -84,8 +84,8 @@ class Generation:
         deadline: float,
         unread_limit: UnreadLimit,
         max_placed: int,
+        clock: Callable[[], float],
         asked_ahead: AskedAhead | None = None,
-        clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; `add_sequence` and `run` come next.
@@ -102,8 +102,8 @@ class Generation:
             deadline: when it must have ended, by the event loop's clock.
             unread_limit: bound on what waits for the client.
             max_placed: sequences that workers have at a time; others wait here.
-            asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             clock: Unix seconds, of its records.
+            asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             monotonic: seconds, for how long it takes: that of the identity and of the sequences.
         """
         self.identity = identity

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,12 @@ async def looking(
 ) -> AsyncIterator[tuple[Accounted, UsageLog]]:
     """A gateway's usage log, what sends it on, and what looks where it is."""
     outbox = await Outbox.open(root, "own", max_bytes=1 << 20, on_state=lambda *_: None)
-    sender = Forwarder(bus, outbox, root, timeout_seconds=2)
+    sender = Forwarder(bus, outbox, root, timeout_seconds=2, unix_clock=time.time)
     tasks = BackgroundTasks()
     tasks.start(sender.run())
     tasks.start(sender.adopt_forever())
     accounted = Accounted(bus, sender, clock=clock or Now())
-    yield accounted, UsageLog(outbox, timeout_seconds=5)
+    yield accounted, UsageLog(outbox, timeout_seconds=5, clock=time.time)
     await accounted.close()
     await tasks.close()
     await outbox.close()
@@ -152,7 +153,7 @@ async def test_what_a_dead_gateway_left_on_this_host_is_waited_for(
 ) -> None:
     root = common.home / "outbox"
     left = await Outbox.open(root, "dead", max_bytes=1 << 20, on_state=lambda *_: None)
-    await spend(UsageLog(left, timeout_seconds=5))
+    await spend(UsageLog(left, timeout_seconds=5, clock=time.time))
     async with (
         Bus.connect(common, name="gateway") as bus,
         running_applier(common) as applier,

@@ -68,6 +68,15 @@ def test_no_port_is_drawn_twice_or_if_a_setting_names_it(only_port: int) -> None
             drawn.pick()
 
 
+def test_a_machine_without_the_address_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "LOOPBACK", "192.0.2.77")
+    with (
+        contextlib.closing(Ports()) as drawn,
+        pytest.raises(StackError, match="nothing can listen on 192"),
+    ):
+        drawn.pick()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="held on Linux only")
 def test_nobody_else_draws_a_port_and_a_server_can_start_on_it_again(only_port: int) -> None:
     with contextlib.closing(Ports()) as drawn:

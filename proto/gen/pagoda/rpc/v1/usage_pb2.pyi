@@ -399,22 +399,26 @@ class ReconcileResponse(_message.Message):
     NUM_RECONCILED_FIELD_NUMBER: _builtins.int
     NUM_LOST_FIELD_NUMBER: _builtins.int
     NUM_OPEN_FIELD_NUMBER: _builtins.int
+    NUM_UNBEGUN_FIELD_NUMBER: _builtins.int
     num_reconciled: _builtins.int
     """closed from what gateways noted and workers say"""
     num_lost: _builtins.int
     """closed with nothing: no worker knew them"""
     num_open: _builtins.int
     """still open: their gateways live, or were heard of too lately"""
+    num_unbegun: _builtins.int
+    """ended, and the ledger lacks how they began: billed to nobody"""
     def __init__(
         self,
         *,
         num_reconciled: _builtins.int = ...,
         num_lost: _builtins.int = ...,
         num_open: _builtins.int = ...,
+        num_unbegun: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_lost", b"num_lost", "num_open", b"num_open", "num_reconciled", b"num_reconciled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_lost", b"num_lost", "num_open", b"num_open", "num_reconciled", b"num_reconciled", "num_unbegun", b"num_unbegun"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,7 +32,7 @@ class Money:
             settings: how long receipts wait.
         """
         database = ledger.database
-        prices = Prices(database, announce)
+        prices = Prices(database, announce, database.now)
         return cls(
             prices=prices,
             book=PriceBook(await prices.all()),

@@ -68,11 +68,13 @@ class PriceBook:
         """Return the price of a request that was opened then; None: its model had no price.
 
         `price_id` is what its open record names: empty for no price, None if it says nothing, as
-        those of older gateways.
+        those of older gateways. One that nobody knows any more, as the ledger was restored from a
+        copy of before, is that of the time.
         """
-        if price_id is None:
-            return self.price_at(model, unix_seconds)
-        return self._by_id.get(price_id)
+        if price_id == "":
+            return None
+        named = self._by_id.get(price_id) if price_id else None
+        return named or self.price_at(model, unix_seconds)
 
     def most_micros(
         self,

@@ -10,7 +10,7 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.money.price import CACHE_TIERS, Price
 from pagoda_gateway.accounts.money.tables import PRICES
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records
 from pagoda_gateway.errors import ConflictError, InvalidRequestError, shorten
 
 _FIELDS = tuple(Price.__dataclass_fields__)
@@ -19,7 +19,7 @@ _FIELDS = tuple(Price.__dataclass_fields__)
 class Prices:
     """Sets prices, withdraws those that have not begun, lists them."""
 
-    def __init__(self, database: Database, announce: Announce, clock: Clock = wall_clock) -> None:
+    def __init__(self, database: Database, announce: Announce, clock: Clock) -> None:
         self._database = database
         self._announce = announce
         self._clock = clock

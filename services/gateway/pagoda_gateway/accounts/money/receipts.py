@@ -30,13 +30,11 @@ class Receipts:
         *,
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._ledger = ledger
         self._sequences = SequenceUsages(ledger.database)
         self._wait_seconds = wait_seconds
         self._clock = clock
-        self._wall_clock = wall_clock
 
     async def get(self, tenant: str | None, name: str) -> dict[str, Any]:
         """Return the receipt of the last request with a name: our id, OpenAI's or the client's.
@@ -74,7 +72,7 @@ class Receipts:
         return (
             is_sealed
             or not is_billed(row["service_tier"], row["outcome"])
-            or self._wall_clock() > closed + _SEALING_SECONDS
+            or self._ledger.database.now() > closed + _SEALING_SECONDS
         )
 
 

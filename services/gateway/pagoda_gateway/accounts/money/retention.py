@@ -6,7 +6,6 @@ is left can still be checked. All is done in bites, between which others use the
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,13 +37,13 @@ class Retention:
         *,
         usage_days: int,
         name_days: int,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._database = database
         self._chains = Chains(database)
         self._usage_days = usage_days
         self._name_days = name_days
-        self._clock = clock
+        self._clock = clock or database.now
 
     async def run(self) -> None:
         """Forget what is old now and then, until cancelled."""

@@ -230,14 +230,21 @@ class Sealer:
 
 
 def _prices_for(connection: sa.Connection, rows: list[dict[str, Any]]) -> PriceBook:
-    """Return the prices that rows name, and those of models of rows that name none."""
+    """Return the prices that rows name, and those of models of rows that name none of ours."""
     ids = {row["price_id"] for row in rows if row["price_id"]}
     named = prices_with_ids(connection, ids) if ids else []
-    models = {row["model"] for row in rows if row["price_id"] is None}  # of older gateways
+    unknown = ids - {price.price_id for price in named}
+    models = {  # of older gateways, or of a ledger that was restored since
+        row["model"] for row in rows if row["price_id"] is None or row["price_id"] in unknown
+    }
     book = PriceBook(prices_of_models(connection, models) if models else [])
     book.remember(named)
-    if len(named) < len(ids):
-        logger.error("prices that requests came in under are not in the ledger: %s", ids)
+    if unknown:
+        logger.error(
+            "the ledger has no prices %s, which requests came in under: they cost what it says of "
+            "their models at that time; was it restored from a copy?",
+            sorted(unknown),
+        )
     return book
 
 

@@ -13,6 +13,7 @@ from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.money.sealing import SUM_NAMES
 from pagoda_gateway.accounts.money.tables import USAGE_DAYS
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.errors import NotFoundError, shorten
 
 
 class Statements:
@@ -65,6 +66,10 @@ class Statements:
 
         They are in the order in which their requests were opened; `after` is the last one's
         request id of what was returned before, or the id of its answer.
+
+        Raises:
+            NotFoundError: there is no such one, as it was cut off meanwhile. What was opened before
+                it and ended later may still be there, so nobody knows where to go on.
         """
         columns = USAGE.c
 
@@ -80,14 +85,17 @@ class Statements:
                         columns.tenant == comparable(tenant), is_last
                     )
                 ).first()
-                if last is not None:  # else it was cut off meanwhile, and all before it
-                    first = max(first, last.opened_unix_seconds)
-                    place = (
-                        sa.tuple_(columns.opened_unix_seconds, columns.request_id)
-                        > sa.tuple_(
-                            sa.literal(last.opened_unix_seconds), sa.literal(last.request_id)
-                        ),
+                if last is None:
+                    raise NotFoundError(
+                        f"there is no receipt of {shorten(after)} to go on from, or no longer: "
+                        "begin again",
+                        param="after",
                     )
+                first = max(first, last.opened_unix_seconds)
+                place = (
+                    sa.tuple_(columns.opened_unix_seconds, columns.request_id)
+                    > sa.tuple_(sa.literal(last.opened_unix_seconds), sa.literal(last.request_id)),
+                )
             statement = (
                 sa.select(USAGE)
                 .where(

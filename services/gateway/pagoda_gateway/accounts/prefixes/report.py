@@ -1,6 +1,5 @@
 """Misses of all replicas, summed from the ledger by tenant, model, class and place."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,9 @@ HOUR_SECONDS = 3600.0
 class PrefixReport:
     """Reads misses from the ledger."""
 
-    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
         self._database = database
-        self._clock = clock
+        self._clock = clock or database.now
 
     async def misses(
         self, *, tenant: str | None = None, hours: float = 1.0, limit: int = 100

@@ -10,7 +10,7 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.keys import ApiKey, hash_key
 from pagoda_gateway.accounts.limit_scope import LimitScope, ScopeKind
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, ORGANISATIONS, TENANTS, TIERS
 from pagoda_gateway.accounts.tenancy.tenants import Tenants
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
@@ -67,13 +67,13 @@ class ApiKeys:
         tenants: Tenants,
         tiers: Tiers,
         announce: Announce,
-        clock: Clock = wall_clock,
+        clock: Clock,
     ) -> None:
         self._database = database
         self._tenants = tenants
         self._tiers = tiers
         self._announce = announce
-        self._clock = clock
+        self.clock = clock
         self.records = Records(database, API_KEYS, "API key")
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
@@ -91,7 +91,7 @@ class ApiKeys:
             TimeoutError, SQLAlchemyError: the database does not answer.
         """
         key = _key_of(await self._database.look_up(_FIND_BY_ID.params(api_key_id=api_key_id)))
-        if key is None or (key.expires_unix_seconds or math.inf) <= self._clock():
+        if key is None or (key.expires_unix_seconds or math.inf) <= self.clock():
             return None
         return key
 
@@ -179,7 +179,7 @@ class ApiKeys:
             NotFoundError: there is no such key.
             ConflictError: it is revoked, expired or rotated already.
         """
-        secret, now = _draw(), self._clock()
+        secret, now = _draw(), self.clock()
 
         def rotate(connection: sa.Connection) -> sa.RowMapping:
             old = self._read_valid(connection, api_key_id)
@@ -225,7 +225,7 @@ class ApiKeys:
             row = self.records.read(connection, api_key_id, for_change=True)
             if row["revoked_unix_seconds"] is not None:
                 return row
-            values = {"revoked_unix_seconds": self._clock()}
+            values = {"revoked_unix_seconds": self.clock()}
             return self.records.change(connection, api_key_id, values)
 
         row = await self._database.call(revoke)
@@ -253,7 +253,7 @@ class ApiKeys:
         return row
 
     def _check_expiry(self, expires_unix_seconds: float | None) -> None:
-        now = self._clock()
+        now = self.clock()
         if expires_unix_seconds is not None and expires_unix_seconds <= now:
             raise InvalidRequestError(
                 f"'expires_at': {expires_unix_seconds:.0f} is past, now is {now:.0f} "
@@ -267,7 +267,7 @@ class ApiKeys:
             "tenant": tenant,
             "key_hash": hash_key(secret),
             "label": label,
-            "created_unix_seconds": self._clock(),
+            "created_unix_seconds": self.clock(),
             "prefix": secret[:SHOWN_CHARS] if len(secret) >= MIN_SHOWN_SECRET_CHARS else "",
         }
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records
 from pagoda_gateway.accounts.tenancy.tables import ORGANISATIONS, TENANTS
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
 from pagoda_gateway.errors import ConflictError, shorten
@@ -15,9 +15,7 @@ from pagoda_gateway.errors import ConflictError, shorten
 class Organisations:
     """Organisations in the database."""
 
-    def __init__(
-        self, database: Database, tiers: Tiers, announce: Announce, clock: Clock = wall_clock
-    ) -> None:
+    def __init__(self, database: Database, tiers: Tiers, announce: Announce, clock: Clock) -> None:
         self._database = database
         self._tiers = tiers
         self._announce = announce

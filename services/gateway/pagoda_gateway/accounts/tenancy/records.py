@@ -1,6 +1,5 @@
 """Rows of a table as its administrators meet them: one by its id, a page of them, a new one."""
 
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,6 @@ from pagoda_gateway.errors import ConflictError, InvalidRequestError, NotFoundEr
 
 Announce = Callable[[AccountChange], Awaitable[None]]
 Clock = Callable[[], float]
-wall_clock: Clock = time.time
 
 
 @dataclass(frozen=True, slots=True)

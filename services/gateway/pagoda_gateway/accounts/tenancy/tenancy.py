@@ -6,7 +6,7 @@ from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.tenancy.api_keys import ApiKeys
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock
 from pagoda_gateway.accounts.tenancy.tenants import Tenants
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
 
@@ -22,16 +22,16 @@ class Tenancy:
 
     @classmethod
     def of(
-        cls, database: Database, announce: Announce | None = None, clock: Clock = wall_clock
+        cls, database: Database, announce: Announce | None = None, clock: Clock | None = None
     ) -> "Tenancy":
         """Return what a database holds.
 
         Args:
             database: with all tables.
             announce: tells gateways of changed keys and tenants; None: nobody needs to know.
-            clock: of all times that are stored.
+            clock: of all times that are stored, and by which keys end; None: the database's.
         """
-        announce = announce or _tell_nobody
+        announce, clock = announce or _tell_nobody, clock or database.now
         tiers = Tiers(database, announce, clock)
         organisations = Organisations(database, tiers, announce, clock)
         tenants = Tenants(database, organisations, tiers, announce, clock)

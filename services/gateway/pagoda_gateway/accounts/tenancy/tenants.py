@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.tenancy.organisations import Organisations
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, TENANT_MOVES, TENANTS
 from pagoda_gateway.accounts.tenancy.tiers import Tiers
 
@@ -23,7 +23,7 @@ class Tenants:
         organisations: Organisations,
         tiers: Tiers,
         announce: Announce,
-        clock: Clock = wall_clock,
+        clock: Clock,
     ) -> None:
         self._database = database
         self._organisations = organisations

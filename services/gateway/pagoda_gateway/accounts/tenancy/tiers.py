@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from pagoda.rpc.v1.account_pb2 import AccountChange
 from pagoda_gateway.accounts.database import Database
-from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records, wall_clock
+from pagoda_gateway.accounts.tenancy.records import Announce, Clock, Page, Records
 from pagoda_gateway.accounts.tenancy.tables import API_KEYS, ORGANISATIONS, TENANTS, TIERS
 from pagoda_gateway.errors import ConflictError, shorten
 
@@ -25,7 +25,7 @@ _HOLDERS = {
 class Tiers:
     """Tiers in the database; their limits are the columns of `TIERS`, null is none."""
 
-    def __init__(self, database: Database, announce: Announce, clock: Clock = wall_clock) -> None:
+    def __init__(self, database: Database, announce: Announce, clock: Clock) -> None:
         self._database = database
         self._announce = announce
         self._clock = clock

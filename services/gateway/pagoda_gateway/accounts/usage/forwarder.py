@@ -55,8 +55,8 @@ class Forwarder:
         root: Path,
         *,
         timeout_seconds: float,
+        unix_clock: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
-        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         """Make one.
 
@@ -65,8 +65,8 @@ class Forwarder:
             outbox: the own one.
             root: where outboxes of this host lie.
             timeout_seconds: of one write; then it is tried again.
+            unix_clock: Unix seconds, of what it makes of notes.
             clock: seconds.
-            unix_clock: Unix seconds.
         """
         self._bus = bus
         bus.watch_stream(subjects.USAGE_STREAM, [subjects.USAGE_ALL])

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _GATEWAY = ROLE_NAMES[Role.ROLE_GATEWAY]
 PAGE_ROWS = 500
 MIN_GONE_SECONDS = 5.0  # who has just begun to listen hears within a second of all who live
+UNBEGUN_SECONDS = 60.0  # both halves of a row come within seconds of each other
 _IS_OPEN = sa.and_(USAGE.c.closed_unix_seconds.is_(None), USAGE.c.tenant.is_not(None))
 
 
@@ -44,7 +45,7 @@ class Reconciler:
         is_alive: Callable[[str], bool],
         *,
         clock: Callable[[], float] = time.monotonic,
-        unix_clock: Callable[[], float] = time.time,
+        unix_clock: Callable[[], float] | None = None,
     ) -> None:
         """Make one.
 
@@ -53,13 +54,13 @@ class Reconciler:
             sequences: what workers say.
             is_alive: whether a gateway is heard of.
             clock: seconds.
-            unix_clock: Unix seconds.
+            unix_clock: Unix seconds; None: by the database.
         """
         self._ledger = ledger
         self._sequences = sequences
         self._is_alive = is_alive
         self._clock = clock
-        self._unix_clock = unix_clock
+        self._unix_clock = unix_clock or ledger.database.now
         self._missed_since: dict[str, float] = {}
 
     async def run(self, gone_seconds: float) -> ReconcileResponse:
@@ -79,6 +80,7 @@ class Reconciler:
                 result.num_reconciled += outcomes.count(RECONCILED)
                 result.num_lost += outcomes.count(LOST)
         await self._ledger.seal_left()
+        result.num_unbegun = await self._num_unbegun()
         if result.num_reconciled or result.num_lost:
             logger.warning(
                 "closed what dead gateways left open: %d requests from what is known, "
@@ -86,6 +88,14 @@ class Reconciler:
                 result.num_reconciled, result.num_lost,
             )  # fmt: skip
         return result
+
+    async def _num_unbegun(self) -> int:
+        """Return how many ended a while ago whose beginning is not here, as a copy is restored."""
+        statement = sa.select(sa.func.count()).where(
+            USAGE.c.tenant.is_(None),
+            USAGE.c.closed_unix_seconds < self._unix_clock() - UNBEGUN_SECONDS,
+        )
+        return await self._ledger.database.call(lambda c: int(c.execute(statement).scalar_one()))
 
     async def _open_gateways(self) -> dict[str, int]:
         """Return gateways that have something open, with its number; note who is missing."""

@@ -6,7 +6,7 @@ whose close never comes is reconciled once its gateway is gone.
 
 import asyncio
 import logging
-import time
+from collections.abc import Callable
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen, UsageRecord
 from pagoda_gateway import metrics
@@ -24,18 +24,25 @@ class UsageLog:
     """Writes the two records of each request."""
 
     def __init__(
-        self, outbox: Outbox, *, timeout_seconds: float, deliveries: Deliveries | None = None
+        self,
+        outbox: Outbox,
+        *,
+        timeout_seconds: float,
+        clock: Callable[[], float],
+        deliveries: Deliveries | None = None,
     ) -> None:
         """Make one.
 
         Args:
             outbox: where records go.
             timeout_seconds: that the disk may take for an open record.
+            clock: Unix seconds, of what it closes itself.
             deliveries: where it is noted what clients have; None: workers' records alone tell of
                 what was open when this process was killed.
         """
         self._outbox = outbox
         self._timeout_seconds = timeout_seconds
+        self._clock = clock
         self._deliveries = deliveries
         self._named: dict[tuple[str, str], str] = {}  # the latest last
 
@@ -108,7 +115,9 @@ class UsageLog:
 
     def close_failed(self, request_id: str) -> None:
         """End what was opened and will not begin; what was refused too late, for one."""
-        close = UsageClose(request_id=request_id, outcome="failed", closed_unix_seconds=time.time())
+        close = UsageClose(
+            request_id=request_id, outcome="failed", closed_unix_seconds=self._clock()
+        )
         self._outbox.append(UsageRecord(close=close).SerializeToString(), is_kept=True)
 
 

@@ -201,6 +201,7 @@ class GenerationHandler(Generic[Sent, Body]):
             log_prompts(caller.request_id, processed.prompts, processor.tokenizer)
         if policy is not None:
             processed = policy.guarded(processed)
+        arrived = gateway.now() - (time.monotonic() - caller.arrived_seconds)
         identity = RequestIdentity(
             request_id=caller.request_id,
             client_request_id=caller.client_request_id,
@@ -208,13 +209,11 @@ class GenerationHandler(Generic[Sent, Body]):
             endpoint=endpoint.name,
             tenant=tenant,
             api_key_id=key.api_key_id,
-            arrived_unix_seconds=caller.arrived_unix_seconds,
+            arrived_unix_seconds=arrived,
             tokenize_ms=1000 * (time.perf_counter() - started),
             priority=(body.priority or 0) + PRIORITY_OF_TIER[caller.service_tier],
             service_tier=caller.service_tier,
-            price_id=gateway.price_book.price_id_at(
-                self._priced_name(model, caller.arrived_unix_seconds), caller.arrived_unix_seconds
-            ),
+            price_id=gateway.price_book.price_id_at(self._priced_name(model, arrived), arrived),
             weight=key.weight,
             arrived_seconds=caller.arrived_seconds,
         )
@@ -284,6 +283,7 @@ class GenerationHandler(Generic[Sent, Body]):
             ),
             max_placed=settings.max_sequences,
             asked_ahead=asked,
+            clock=gateway.now,
         )
         num_choices = processed.options.num_choices
         for index, sampling in enumerate(processed.sampling):

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda_gateway.accounts.database import NOT_ANSWERING, refusal
 from pagoda_gateway.errors import UnavailableError
@@ -35,11 +36,11 @@ def database_answers(request: Request) -> Iterator[None]:
     """Turn what the database raises within into a 503.
 
     Raises:
-        UnavailableError: it does not answer.
+        UnavailableError: it does not answer, or not as it should.
     """
     try:
         yield
-    except NOT_ANSWERING as error:
+    except (*NOT_ANSWERING, SQLAlchemyError) as error:
         logger.warning("%s %s: %r", request.method, request.url.path, error)
         raise UnavailableError(
             f"the database of accounts {refusal(error)}; try again",

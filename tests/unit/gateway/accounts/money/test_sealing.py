@@ -10,6 +10,7 @@ from support.usage_records import both, closed, opened
 
 from pagoda_gateway.accounts.ledger import Ledger, open_ledger
 from pagoda_gateway.accounts.money.chains import Chains
+from pagoda_gateway.accounts.money.price_book import PriceBook
 from pagoda_gateway.accounts.money.prices import Prices
 from pagoda_gateway.accounts.money.receipt_text import FIRST_PREVIOUS_HASH
 from pagoda_gateway.accounts.money.tables import USAGE_DAYS
@@ -54,6 +55,27 @@ async def test_a_price_that_the_open_record_names_counts_even_if_it_was_withdraw
     await prices.withdraw(later)
     await ledger.apply(both("r", price_id=later))
     assert (await rows())["r"]["cost_micros"] == COST
+
+
+async def test_a_price_that_the_ledger_has_lost_is_that_of_the_time(
+    ledger: Ledger,
+    prices: Prices,
+    set_price: SetPrice,
+    rows: Rows,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was restored from a copy of before, and nothing that came since is to cost nothing."""
+    first = await set_price()
+    await set_price(valid_from=9.0, output_micros=30_000_000)
+    await ledger.apply(both("r", price_id="price_lost"))
+    await ledger.apply(both("free", price_id=""))
+    found = await rows()
+    assert (found["r"]["price_id"], found["r"]["cost_micros"]) == (first, COST)
+    assert (found["free"]["price_id"], found["free"]["cost_micros"]) == ("", 0)
+    assert "the ledger has no prices ['price_lost']" in caplog.text
+    begin, end = both("r", price_id="price_lost")
+    priced = PriceBook(await prices.all()).price(begin.open, end.close)  # as gateways say it
+    assert (priced.price_id, priced.total_micros) == (first, COST)
 
 
 @pytest.mark.parametrize("price_id", [None, ""])

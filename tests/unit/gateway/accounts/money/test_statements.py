@@ -3,12 +3,15 @@
 import random
 
 import pytest
+import sqlalchemy as sa
 from support.prices import Rows, SetPrice
 from support.usage_records import closed, opened
 
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
 from pagoda_gateway.accounts.money.statements import Statements
+from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.errors import NotFoundError
 
 TENANTS = ("a", "b", "c")
 
@@ -94,6 +97,18 @@ async def test_receipts_are_listed_in_the_order_in_which_they_were_opened(
     expected.sort(key=lambda row: row["opened_unix_seconds"])
     assert names == [row[name] for row in expected]
     assert names
+
+
+async def test_a_list_does_not_go_on_from_a_receipt_that_was_cut_off(ledger: Ledger) -> None:
+    """One that was opened before it and ended later is still there, and would come twice."""
+    await ledger.apply([opened("long", opened_unix_seconds=1.0), opened("short")])
+    await ledger.apply([closed("short"), closed("long")])
+    is_short = USAGE.c.request_id == "short"
+    await ledger.database.call(lambda c: c.execute(sa.delete(USAGE).where(is_short)))
+    with pytest.raises(NotFoundError, match="no receipt of 'short' to go on"):
+        await Statements(ledger.database).receipts(
+            "t", since_unix_seconds=0, until_unix_seconds=1e9, after="short"
+        )
 
 
 async def test_requests_of_the_same_moment_are_listed_once_each(ledger: Ledger) -> None:

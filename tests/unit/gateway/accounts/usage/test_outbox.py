@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -255,7 +256,7 @@ async def test_what_is_stored_after_its_client_was_refused_is_closed(
     writer = HangingWriter(lock.folder)
     outbox = Outbox(lock, max_bytes=1000, on_state=states, writer=writer)
     outbox.start()
-    log = UsageLog(outbox, timeout_seconds=0.01)
+    log = UsageLog(outbox, timeout_seconds=0.01, clock=time.time)
     with pytest.raises(UnavailableError, match=r"longer than 0\.01 s"):
         await log.open(UsageOpen(request_id="r"))
     writer.goes_on.set()
@@ -274,7 +275,7 @@ async def test_the_latest_request_of_a_name_is_known_by_its_tenant(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage_log, "MAX_NAMES", 2)
-    log = UsageLog(outbox, timeout_seconds=60)
+    log = UsageLog(outbox, timeout_seconds=60, clock=time.time)
     for request_id, name in (("1", "x"), ("2", "y"), ("3", "x"), ("4", ""), ("5", "z")):
         await log.open(UsageOpen(request_id=request_id, tenant="t", client_request_id=name))
     assert [log.latest("t", name) for name in ("x", "y", "z", "")] == ["3", None, "5", None]

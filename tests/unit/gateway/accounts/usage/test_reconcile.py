@@ -15,7 +15,7 @@ from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.ledger import Ledger
 from pagoda_gateway.accounts.money.receipts import Receipts
 from pagoda_gateway.accounts.money.sealing import RECONCILED_SECONDS
-from pagoda_gateway.accounts.usage.reconcile import Reconciler
+from pagoda_gateway.accounts.usage.reconcile import UNBEGUN_SECONDS, Reconciler
 from pagoda_gateway.accounts.usage.sequence_usages import SequenceUsages
 
 
@@ -136,6 +136,16 @@ async def test_tokens_of_several_attempts_and_workers_count_once(
     assert receipt["workers"] == ["prefill", "one", "two"]
     assert receipt["compute_seconds"] == 28e-9
     assert receipt["closed"] == 99.0
+
+
+async def test_what_ended_and_never_began_is_counted(
+    ledger: Ledger, reconciler: Reconciler
+) -> None:
+    await ledger.apply([closed(5, "whole"), opened("whole"), closed(5, "lacks its beginning")])
+    late = closed(5, "its beginning may be on its way")
+    late.close.closed_unix_seconds = 99.0 - UNBEGUN_SECONDS
+    await ledger.apply([late])
+    assert (await reconciler.run(30)).num_unbegun == 1
 
 
 async def test_what_the_gateway_noted_is_what_clients_had(

@@ -1,6 +1,5 @@
 """/admin/keys."""
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,6 +19,9 @@ def make_router(gateway: Gateway) -> APIRouter:
     router = admin_router("keys")
     keys, bodies = gateway.tenancy.api_keys, BodyReader.of(gateway)
 
+    def answer(row: RowMapping) -> dict[str, Any]:
+        return key_answer(row, gateway.now())
+
     @router.post("", openapi_extra=described(CreatedKey, body=NewKey))
     async def create_key(request: Request) -> dict[str, Any]:
         """Create a key of a tenant; the answer is the only one that has it."""
@@ -31,7 +33,7 @@ def make_router(gateway: Gateway) -> APIRouter:
                 expires_unix_seconds=body.expires_at,
                 tier=body.tier,
             )
-            return {**_answer(row), "key": secret}
+            return {**answer(row), "key": secret}
 
     @router.get("", openapi_extra=described(KeyList))
     async def list_keys(
@@ -39,12 +41,12 @@ def make_router(gateway: Gateway) -> APIRouter:
     ) -> dict[str, Any]:
         """List keys, revoked ones too, of one tenant if it is named."""
         page = await keys.page(tenant=tenant, after=after, limit=limit)
-        return list_answer(page.rows, page.has_more, _answer)
+        return list_answer(page.rows, page.has_more, answer)
 
     @router.get("/{key_id}", openapi_extra=described(Key))
     async def get_key(key_id: str) -> dict[str, Any]:
         """Describe one key."""
-        return _answer(await keys.records.get(key_id))
+        return answer(await keys.records.get(key_id))
 
     @router.patch("/{key_id}", openapi_extra=described(Key, body=KeyChange))
     async def update_key(key_id: str, request: Request) -> dict[str, Any]:
@@ -53,22 +55,18 @@ def make_router(gateway: Gateway) -> APIRouter:
             values = body.given()
             if "expires_at" in values:
                 values["expires_unix_seconds"] = values.pop("expires_at")
-            return _answer(await keys.update(key_id, values))
+            return answer(await keys.update(key_id, values))
 
     @router.post("/{key_id}/rotate", openapi_extra=described(CreatedKey, body=KeyRotation))
     async def rotate_key(key_id: str, request: Request) -> dict[str, Any]:
         """Create a key that takes this one's place; for a while both work."""
         async with read_body(request, KeyRotation, bodies) as body:
             row, secret = await keys.rotate(key_id, overlap_seconds=body.overlap_seconds)
-            return {**_answer(row), "key": secret}
+            return {**answer(row), "key": secret}
 
     @router.delete("/{key_id}", openapi_extra=described(Key))
     async def revoke_key(key_id: str) -> dict[str, Any]:
         """Make a key useless on every gateway, for ever."""
-        return _answer(await keys.revoke(key_id))
+        return answer(await keys.revoke(key_id))
 
     return router
-
-
-def _answer(row: RowMapping) -> dict[str, Any]:
-    return key_answer(row, time.time())

@@ -39,7 +39,10 @@ def make_router(gateway: Gateway) -> APIRouter:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             ) from error
         return Reconciliation(
-            reconciled=answer.num_reconciled, lost=answer.num_lost, open=answer.num_open
+            reconciled=answer.num_reconciled,
+            lost=answer.num_lost,
+            open=answer.num_open,
+            unbegun=answer.num_unbegun,
         ).model_dump()
 
     return router
