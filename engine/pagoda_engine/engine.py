@@ -436,6 +436,11 @@ class Engine:
         self._shared_processors.rest()
         return rest
 
+    @property
+    def shares_processors(self) -> bool:
+        """Whether other workers of this machine may compute on its processors."""
+        return self._shared_processors is not None
+
     def others_compute(self) -> bool:
         """Whether other workers of this machine compute on its processors now. From any thread."""
         shared = self._shared_processors

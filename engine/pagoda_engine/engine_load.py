@@ -14,7 +14,7 @@ class EngineLoad:
         num_waiting: sequences without blocks: new or preempted.
         num_running: sequences that prefill, decode or wait for an import; a beam search counts as
             one for each beam.
-        num_waiting_tokens: tokens of all these that must be computed before their next output
+        num_waiting_tokens: tokens of all these that must be computed here before their next output
             token, except for the one that every decode computes anyway.
         num_blocks: blocks of the pool.
         num_free_blocks: blocks that nobody holds, reusable cached ones included.
@@ -31,7 +31,7 @@ class EngineLoad:
     @classmethod
     def of(cls, scheduler: Scheduler, pool: BlockPool) -> "EngineLoad":
         """Count what waits, runs and is held."""
-        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting)
+        waiting_tokens = sum(len(s.token_ids) for s in scheduler.waiting if not s.is_handed_over)
         context_tokens = sum([s.num_computed_tokens for s in scheduler.running])
         others = [  # plain decodes lack one token, which they compute anyway
             s for s in scheduler.running if not s.is_plain or s.num_launched_tokens < s.prefill_end
@@ -40,6 +40,8 @@ class EngineLoad:
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
             context_tokens += sequence.num_computed_tokens * len(sequence.siblings)
         for sequence in scheduler.importing.values():
+            if sequence.is_handed_over:
+                continue
             waiting_tokens += sequence.num_uncomputed_tokens - (not sequence.is_prefilling)
         return cls(
             num_waiting=len(scheduler.waiting),

@@ -90,6 +90,7 @@ def running_stack(home: Path, environ: Mapping[str, str] | None = None) -> Itera
         "PAGODA_HTTP_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "30",
+        "PAGODA_LOCAL_PREFILL": "off",  # else few prompts, and no blocks, would leave their worker
         **{
             f"PAGODA_{name.upper()}_HEALTH_PORT": str(number)
             for name, number in health_ports.items()

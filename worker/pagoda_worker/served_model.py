@@ -32,6 +32,7 @@ class ServedModel:
         kv_cache_dtype: of KV, e.g. ``float8_e4m3fn``.
         aliases: further names that clients may use.
         kv_groups: of layers, where blocks lose parts behind windows.
+        shares_processors: other workers of this machine compute on the same ones.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ServedModel:
     kv_window: int = 0
     block_bytes_behind_window: int = 0
     kv_groups: LayerGroups | None = None
+    shares_processors: bool = False
 
     @classmethod
     def of(cls, engine: Engine, name: str, aliases: Sequence[str] = ()) -> "ServedModel":
@@ -69,6 +71,7 @@ class ServedModel:
             kv_window=window if groups is None else groups.window,
             block_bytes_behind_window=0 if groups is None else layout.place_bytes,
             kv_groups=groups,
+            shares_processors=engine.shares_processors,
         )
 
     @property

@@ -12,7 +12,7 @@ from pagoda_cli.endpoint import Endpoint
 from peers.engines import ENGINES, KV_BYTES, MODEL_NAME, Engine
 
 START_SECONDS = 600.0  # the first start of vLLM compiles
-PAGODA = ("aggregated", "disaggregated")
+PAGODA = ("aggregated", "disaggregated", "auto")  # auto: disaggregated, prompts where it is best
 SERVERS = (*(f"pagoda-{topology}" for topology in PAGODA), *ENGINES)
 
 
@@ -76,17 +76,18 @@ def running_pagoda(
     home: Path, *, model: Path, topology: str, threads: int, quantization: str = "none"
 ) -> Iterator[Server]:
     """Start `pagoda up`; its workers share `threads` processors, or all that there are."""
-    num_workers = 2 if topology == "disaggregated" else 1
+    num_workers = 1 if topology == "aggregated" else 2
     is_all = threads == len(os.sched_getaffinity(0))
     settings = {
         "PAGODA_PREFILL_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
         "PAGODA_DECODE_KV_CACHE_BYTES": str(KV_BYTES // num_workers),
         "PAGODA_QUANTIZATION": quantization,
+        "PAGODA_LOCAL_PREFILL": "auto" if topology == "auto" else "off",
     }
     with running_stack(
         home,
         model=model,
-        topology=topology,
+        topology="aggregated" if topology == "aggregated" else "disaggregated",
         num_threads=0 if is_all else max(1, threads // num_workers),
         dtype="bfloat16",
         settings=settings,

@@ -37,6 +37,7 @@ _CANDIDATE_COLUMNS = (
     ("transfer ms", "transfer_ms"),
     ("TTFT ms", "ttft_ms"),
     ("TPOT ms", "tpot_ms"),
+    ("held up ms", "held_up_ms"),
     ("cost ms", "cost_ms"),
 )
 

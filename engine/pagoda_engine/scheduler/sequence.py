@@ -12,7 +12,7 @@ from pagoda_engine.sampling.row_plan import SampleRow
 from pagoda_engine.sampling.sampling_state import SamplingState
 from pagoda_engine.scheduler.beams import Beams
 from pagoda_engine.scheduler.limits import Limits
-from pagoda_engine.sequence_request import SequenceRequest
+from pagoda_engine.sequence_request import KvSource, SequenceRequest
 from pagoda_engine.speculation import Guesses
 from pagoda_engine.token_mask import TokenBits
 
@@ -312,6 +312,11 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Tokens whose KV is missing; at least 1, since the last token's logits are needed."""
         return self.num_tokens - self.num_launched_tokens
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether somebody else computes its prompt."""
+        return self.is_import_pending and self.request.kv_source is KvSource.HANDOVER
 
     @property
     def is_prefilling(self) -> bool:

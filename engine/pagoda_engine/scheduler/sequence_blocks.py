@@ -12,7 +12,6 @@ from pagoda_engine.cache.block_pool import NO_BLOCKS, BlockPool
 from pagoda_engine.cache.layer_groups import most_windowed
 from pagoda_engine.scheduler.part_window import PartWindow
 from pagoda_engine.scheduler.sequence import NULL_BLOCK, Sequence, SequenceState
-from pagoda_engine.sequence_request import KvSource
 
 BlockHasher = Callable[[bytes, SequenceOf[int]], bytes]
 """(parent hash, token ids of one block) -> 16 bytes."""
@@ -421,7 +420,7 @@ class SequenceBlocks:
     def _wanted(self, sequence: Sequence) -> _Wanted:
         num_cached = self._match(sequence)
         num_null = self.first_needed_block(sequence, num_cached * self.block_size)
-        if sequence.is_import_pending and sequence.request.kv_source is KvSource.HANDOVER:
+        if sequence.is_handed_over:
             # Nothing is computed here but, at the most, the last token.
             num_null = self.first_needed_block(sequence, len(sequence.token_ids) - 1)
             num_cached = num_cached if num_cached > num_null else 0

@@ -173,8 +173,12 @@ class CommonSettings(ServiceSettings):
         description="disaggregated, aggregated, or prefill=P,decode=D (`pagoda up`)",
     )
     local_prefill: Literal["off", "auto"] = Field(
-        default="off",
-        description="auto: a decode worker prefills by itself where that is predicted faster",
+        default="auto",
+        description=(
+            "auto: a decode worker prefills by itself where that costs less time of all, that of "
+            "the sequences included which wait for it there; off: prefill workers compute all "
+            "prompts while there is one"
+        ),
     )
     nats_url: Annotated[str, AfterValidator(nats_address)] = Field(
         default="nats://127.0.0.1:4222", description="NATS server"

@@ -37,7 +37,7 @@ from pagoda_runtime.tasks.ending import end
 
 # Of the index writer: applying events and maintaining.
 _MAINTENANCE_CONNECTIONS = 4
-_EVENTS_PER_BATCH = 64
+_EVENTS_PER_PULL = 64  # in order they come one at a time
 _REPORT_SECONDS = 0.25
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ async def _serve(
         DURABLE,
         kv_event_pb2.KvEvent,
         writer.apply,
-        batch=_EVENTS_PER_BATCH,
+        batch=_EVENTS_PER_PULL,
         in_order=True,
     )
     maintenance = context.tasks.create_task(writer.run())

@@ -15,6 +15,7 @@ from pagoda_engine import (
     FinishReason,
     InvalidConfigError,
     InvalidSequenceError,
+    KvSource,
     LoadedModel,
     QueueFullError,
     SamplingParams,
@@ -233,6 +234,24 @@ def test_load_counts_queues_blocks_and_tokens(tiny_model: LoadedModel) -> None:
     load = driver.engine.load()
     assert (load.num_waiting, load.num_running, load.num_waiting_tokens) == (0, 0, 0)
     assert load.num_free_blocks == 32
+
+
+def test_prompts_that_others_compute_are_no_load_of_ours(tiny_model: LoadedModel) -> None:
+    driver = make_driver(tiny_model, max_num_seqs=2)
+    for name, source in (
+        ("a", KvSource.HANDOVER),
+        ("b", KvSource.IMPORT),
+        ("c", KvSource.HANDOVER),
+        ("d", KvSource.IMPORT),
+    ):
+        root = name.encode() * 16
+        driver.add(name, PROMPT, sampling=greedy(), kv_source=source, cache_root=root)
+    assert driver.engine.load().num_waiting_tokens == 2 * len(PROMPT)
+    driver.step()
+    load = driver.engine.load()
+    assert (load.num_waiting, load.num_running, load.num_waiting_tokens) == (2, 2, 2 * len(PROMPT))
+    driver.engine.import_finished("a", num_computed_tokens=0)  # nobody has: it is ours now
+    assert driver.engine.load().num_waiting_tokens == 3 * len(PROMPT)
 
 
 def test_stats_say_what_a_step_was(tiny_model: LoadedModel) -> None:

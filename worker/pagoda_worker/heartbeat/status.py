@@ -80,6 +80,7 @@ def make_status(
         state=status_pb2.WORKER_STATE_DRAINING if is_draining else status_pb2.WORKER_STATE_READY,
         model=card,
         host_id=host_id(),
+        shares_processors=model.shares_processors,
         load=status_pb2.Load(
             num_waiting=max(load.num_waiting, num_waiting),
             num_running=load.num_running,

@@ -54,6 +54,7 @@ class Candidate:
     compute_ms: float = 0.0
     transfer_ms: float = 0.0
     tpot_ms: float = 0.0
+    held_up_ms: float = 0.0  # what sequences that run there wait for it, in sum
     cost_ms: float = 0.0
     reason: str = ""
 

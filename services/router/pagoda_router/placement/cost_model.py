@@ -4,7 +4,8 @@
     TPOT = step / (1 + accepted per sequence)
     step = base + (per sequence + per proposed * proposed per sequence) * (sequences + 1)
            + per context token * (context + prompt)
-    cost = TTFT + expected output tokens * TPOT
+    held up = sequences running * (compute of a prompt there - one step)
+    cost = TTFT + expected output tokens * TPOT + held up
 
 Transfers overlap with compute in part; they count in full, so a remote plan's TTFT is an upper
 bound.
@@ -104,22 +105,23 @@ def decode_cost(
     return DecodeCost(queue_ms, tpot_ms)
 
 
+def held_up_ms(worker: WorkerSnapshot, compute_ms: float) -> float:
+    """Predict how long a worker's sequences wait, in sum, for a prompt on its processors.
+
+    As long as one more step it is theirs to bear: chunks of prompts take that of a step anyway.
+    """
+    step_ms = _step_ms(worker, num_sequences=worker.num_running, num_new_tokens=0)
+    return worker.num_running * max(0.0, compute_ms - step_ms)
+
+
 def token_time_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens: int) -> float:
     """Return the time from token to token of a sequence, with `num_new_tokens` more context.
 
     That of a decode step, by the tokens that it gives each sequence: more than one where proposed
     ones are accepted, as often as they were lately.
     """
-    speeds = worker.speeds
-    per_sequence_ms = (
-        speeds.step_per_sequence_ms + speeds.step_per_proposed_token_ms * speeds.proposed_per_decode
-    )
-    step_ms = (
-        speeds.step_base_ms
-        + per_sequence_ms * num_sequences
-        + speeds.step_per_context_token_ms * (worker.num_context_tokens + num_new_tokens)
-    )
-    return step_ms / (1.0 + speeds.accepted_per_decode)
+    step_ms = _step_ms(worker, num_sequences=num_sequences, num_new_tokens=num_new_tokens)
+    return step_ms / (1.0 + worker.speeds.accepted_per_decode)
 
 
 def transfer_ms(
@@ -133,6 +135,18 @@ def transfer_ms(
     num_blocks = consumer.blocks_for(num_prompt_tokens, num_leading_blocks=num_consumer_blocks)
     num_bytes = num_blocks * consumer.block_bytes
     return 1000.0 * num_bytes / producer.speeds.transfer_bytes_per_second
+
+
+def _step_ms(worker: WorkerSnapshot, *, num_sequences: int, num_new_tokens: int) -> float:
+    speeds = worker.speeds
+    per_sequence_ms = (
+        speeds.step_per_sequence_ms + speeds.step_per_proposed_token_ms * speeds.proposed_per_decode
+    )
+    return (
+        speeds.step_base_ms
+        + per_sequence_ms * num_sequences
+        + speeds.step_per_context_token_ms * (worker.num_context_tokens + num_new_tokens)
+    )
 
 
 def _num_ahead_for_a_place(worker: WorkerSnapshot) -> int:

@@ -5,8 +5,9 @@ knows workers, load and prefix hits; knows neither Redis nor the network.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from pagoda_router.placement import cost_model
@@ -65,6 +66,7 @@ class _Plan(NamedTuple):
     prefill: _PrefillSide | None
     cost: PrefillCost
     transfer_ms: float
+    held_up_ms: float
 
     @property
     def eligibility(self) -> Eligibility:
@@ -88,7 +90,9 @@ def compare(
         matches: prefix hits by worker id; a worker without an entry has none.
         settings: what is allowed.
     """
-    serving = [worker for worker in workers if worker.model == request.model]
+    if settings.local_prefill == "auto":
+        workers = _with_one_queue(workers)
+    serving = _by_each_others_speeds([w for w in workers if w.model == request.model])
     assessed = [(worker, assess_worker(worker, request)) for worker in serving]
     num_output_tokens = max(1, min(request.max_tokens, settings.expected_output_tokens))
     planning = _Planning(request, matches, settings, num_output_tokens)
@@ -107,6 +111,39 @@ def compare(
         _ruled_out(worker, eligibility) for worker, eligibility in assessed if eligibility.is_final
     ]
     return _conclude(planning, plans, ruled_out)
+
+
+def _with_one_queue(workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerSnapshot]:
+    """Let what waits at workers that share processors wait at each: it is computed before."""
+    waiting: dict[str, int] = defaultdict(int)
+    for worker in workers:
+        if worker.shares_processors:
+            waiting[worker.host_id] += worker.num_waiting_tokens
+    if not waiting:
+        return workers
+    return [
+        replace(worker, num_waiting_tokens=waiting[worker.host_id])
+        if worker.shares_processors
+        else worker
+        for worker in workers
+    ]
+
+
+def _by_each_others_speeds(workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerSnapshot]:
+    """Let workers that have computed no prompt go by the slowest of those that have.
+
+    By a prior, decode workers that look slow are never asked, and never found to be fast.
+    """
+    measured = [w.speeds.prefill_tokens_per_second for w in workers if w.speeds.has_prefilled]
+    if not measured or len(measured) == len(workers):
+        return workers
+    slowest = min(measured)
+    return [
+        worker
+        if worker.speeds.has_prefilled
+        else replace(worker, speeds=replace(worker.speeds, prefill_tokens_per_second=slowest))
+        for worker in workers
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +236,12 @@ def _plan(
     rank = decode.eligibility.rank
     if prefill is not None:
         rank = max(rank, prefill.eligibility.rank)
-    cost_ms = round(decode.own_ms + cost.total_ms + transfer_ms, 3)
+    held_up_ms = 0.0
+    if prefill is None or prefill.worker.shares_with(decode.worker):
+        held_up_ms = cost_model.held_up_ms(decode.worker, cost.compute_ms)
+    cost_ms = round(decode.own_ms + cost.total_ms + transfer_ms + held_up_ms, 3)
     order = (rank, cost_ms, decode.draw, prefill.draw if prefill else b"")
-    return _Plan(order, decode, prefill, cost, transfer_ms)
+    return _Plan(order, decode, prefill, cost, transfer_ms, held_up_ms)
 
 
 def _candidate(plan: _Plan, num_output_tokens: int) -> Candidate:
@@ -219,7 +259,8 @@ def _candidate(plan: _Plan, num_output_tokens: int) -> Candidate:
         compute_ms=cost.compute_ms,
         transfer_ms=plan.transfer_ms,
         tpot_ms=decode.cost.tpot_ms,
-        cost_ms=ttft_ms + num_output_tokens * decode.cost.tpot_ms,
+        held_up_ms=plan.held_up_ms,
+        cost_ms=ttft_ms + num_output_tokens * decode.cost.tpot_ms + plan.held_up_ms,
         reason=plan.eligibility.reason,
     )
 

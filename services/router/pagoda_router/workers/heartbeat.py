@@ -40,6 +40,7 @@ def decode_worker(
         max_num_waiting=load.max_num_waiting,
         speeds=_decode_speeds(status.speed, settings),
         adapters=frozenset(adapter.digest for adapter in model.adapters),
+        shares_processors=status.shares_processors,
         kv_window=model.kv_window,
         part_behind_window=model.block_bytes_behind_window / (model.block_bytes or 1),
     )
@@ -64,6 +65,7 @@ def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
         speed.step_per_proposed_token_ms,
         speed.proposed_per_decode,
         speed.accepted_per_decode,
+        has_prefilled=speed.prefill_tokens_per_second > 0,
     )
 
 

@@ -28,6 +28,7 @@ class Speeds:
     step_per_proposed_token_ms: float = 0.0
     proposed_per_decode: float = 0.0
     accepted_per_decode: float = 0.0
+    has_prefilled: bool = True  # False: prefill_tokens_per_second is a prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class WorkerSnapshot:
     num_assumed_waiting: int = 0  # of num_waiting: what it has not said itself
     kv_window: int = 0  # latest tokens whose blocks are held whole; 0: all of them
     part_behind_window: float = 1.0  # of a block before those
+    shares_processors: bool = False  # with others of its host that say so
 
     @property
     def num_sequences(self) -> int:
@@ -85,6 +87,11 @@ class WorkerSnapshot:
         num_partial = max(0, num_behind - num_leading_blocks)
         num_whole = max(0, num_blocks - num_leading_blocks - num_partial)
         return num_whole + num_partial * self.part_behind_window
+
+    def shares_with(self, other: "WorkerSnapshot") -> bool:
+        """Whether what one of two workers computes holds the other one up."""
+        is_shared = self.shares_processors and other.shares_processors
+        return is_shared and self.host_id == other.host_id
 
     def plus(self, load: PendingLoad) -> "WorkerSnapshot":
         """Return this worker with load that it has not reported yet.

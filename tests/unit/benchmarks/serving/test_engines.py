@@ -42,7 +42,7 @@ def test_pagoda_needs_no_home(model, tmp_path):
         for key in SERVERS
         if key.startswith("pagoda")
     ]
-    assert [one.name for one in found] == ["Pagoda aggregated", "Pagoda disaggregated"]
+    assert [one.name for one in found] == ["Pagoda aggregated", "Pagoda disaggregated", "Pagoda auto"]
     assert all(one.is_pagoda for one in found)
 
 

@@ -62,6 +62,13 @@ def test_step_time_counts_sequences_and_context() -> None:
     assert cost.queue_ms == 0.0
 
 
+def test_a_prompt_of_one_step_holds_nobody_up() -> None:
+    worker = decode("d", num_running=3, num_context_tokens=500)  # a step: 10 + 2 * 3 + 0.01 * 500
+    assert cost_model.held_up_ms(worker, 21.0) == 0.0
+    assert cost_model.held_up_ms(worker, 31.0) == pytest.approx(3 * 10.0)
+    assert cost_model.held_up_ms(decode("idle"), 1000.0) == 0.0
+
+
 def test_full_batch_waits_for_places() -> None:
     worker = decode("d", num_running=8, num_waiting=1)
     cost = cost_model.decode_cost(worker, num_prompt_tokens=16, num_output_tokens=10)

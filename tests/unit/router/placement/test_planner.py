@@ -71,6 +71,56 @@ def test_auto_prefills_locally_where_that_is_faster() -> None:
     assert names([prefill("p"), decode("d", num_waiting_tokens=500)], AUTO) == ("d", "p")
 
 
+def test_auto_spares_sequences_that_a_long_prompt_would_hold_up() -> None:
+    """Of 160 tokens, 160 ms; a step of 4 takes 18, so a local prefill holds up each for 142."""
+    busy = decode("d", num_running=4)
+    assert names([prefill("p", num_waiting_tokens=500), busy], AUTO) == ("d", "p")
+    assert names([prefill("p", num_waiting_tokens=600), busy], AUTO) == ("d", "")
+    comparison = compare(make_request(160), [busy], {}, AUTO)
+    assert comparison.candidates[0].held_up_ms == pytest.approx(4 * 142)
+    assert comparison.candidates[0].cost_ms == pytest.approx(160 + 10 * 21.6 + 4 * 142)
+
+
+def test_auto_computes_a_turn_of_a_chat_where_its_history_is() -> None:
+    workers = [prefill("p"), decode("d", num_running=4)]
+    matches = {"d": PrefixMatch(9, 9)}  # of 10 blocks: what is left takes less than a step
+    comparison = compare(make_request(160), workers, matches, AUTO)
+    assert comparison.chosen is not None
+    assert comparison.chosen.prefill_worker_id == ""
+    assert comparison.chosen.held_up_ms == 0.0
+
+
+def test_auto_computes_where_the_kv_is_wanted_if_the_processors_are_the_same() -> None:
+    """Decodes wait for a prompt, and for those before it, wherever on them it is computed."""
+    shared = {"shares_processors": True}
+    busy = decode("d", num_running=4, num_waiting_tokens=100, **shared)
+    near, far = prefill("near", **shared), prefill("far", host_id="host-b", **shared)
+    assert names([near, busy], AUTO) == ("d", "")
+    candidates = compare(make_request(160), [near, busy], {}, AUTO).candidates
+    assert [c.queue_ms for c in candidates] == [100.0, 100.0]
+    assert [c.held_up_ms for c in candidates] == [pytest.approx(4 * 142)] * 2
+    assert names([far, busy], AUTO) == ("d", "far")
+    assert names([prefill("apart"), busy], AUTO) == ("d", "apart")
+    matches = {"near": PrefixMatch(9, 9)}  # what is saved there is worth a transfer
+    comparison = compare(make_request(160), [near, busy], matches, AUTO)
+    assert comparison.candidates[0].prefill_worker_id == "near"
+
+
+def test_a_worker_that_has_computed_no_prompt_goes_by_the_others_speed() -> None:
+    """By its prior a decode worker would look slow, never be asked and so never be measured."""
+    prior = dataclasses.replace(SPEEDS, prefill_tokens_per_second=10.0, has_prefilled=False)
+    assert names([prefill("p"), decode("d", speeds=prior)], AUTO) == ("d", "")
+    slow = dataclasses.replace(prior, has_prefilled=True)
+    assert names([prefill("p"), decode("d", speeds=slow)], AUTO) == ("d", "p")
+    fast = dataclasses.replace(SPEEDS, prefill_tokens_per_second=4000.0)
+    workers = [prefill("slow"), prefill("fast", speeds=fast), decode("d", speeds=prior)]
+    candidates = compare(make_request(160), workers, {}, AUTO).candidates
+    alone = next(c for c in candidates if not c.prefill_worker_id)
+    assert alone.compute_ms == 160.0
+    unmeasured = [prefill("p", speeds=prior), decode("d", speeds=prior)]
+    assert compare(make_request(160), unmeasured, {}, AUTO).candidates[0].compute_ms == 16_000.0
+
+
 @pytest.mark.parametrize(
     "prefill_worker",
     [

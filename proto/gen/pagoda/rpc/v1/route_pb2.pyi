@@ -115,6 +115,7 @@ class Candidate(_message.Message):
     COST_MS_FIELD_NUMBER: _builtins.int
     IS_CHOSEN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    HELD_UP_MS_FIELD_NUMBER: _builtins.int
     decode_worker_id: _builtins.str
     prefill_worker_id: _builtins.str
     """empty = the decode worker prefills"""
@@ -137,6 +138,8 @@ class Candidate(_message.Message):
     is_chosen: _builtins.bool
     reason: _builtins.str
     """why it was ruled out, if it was"""
+    held_up_ms: _builtins.float
+    """what sequences that run there wait for its prompt, in sum"""
     def __init__(
         self,
         *,
@@ -154,10 +157,11 @@ class Candidate(_message.Message):
         cost_ms: _builtins.float = ...,
         is_chosen: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        held_up_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "cost_ms", b"cost_ms", "decode_worker_id", b"decode_worker_id", "fetch_ms", b"fetch_ms", "is_chosen", b"is_chosen", "num_device_blocks", b"num_device_blocks", "num_fetch_blocks", b"num_fetch_blocks", "num_miss_tokens", b"num_miss_tokens", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms", "reason", b"reason", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "cost_ms", b"cost_ms", "decode_worker_id", b"decode_worker_id", "fetch_ms", b"fetch_ms", "held_up_ms", b"held_up_ms", "is_chosen", b"is_chosen", "num_device_blocks", b"num_device_blocks", "num_fetch_blocks", b"num_fetch_blocks", "num_miss_tokens", b"num_miss_tokens", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms", "reason", b"reason", "tpot_ms", b"tpot_ms", "transfer_ms", b"transfer_ms", "ttft_ms", b"ttft_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

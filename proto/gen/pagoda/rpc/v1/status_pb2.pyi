@@ -283,6 +283,7 @@ class WorkerStatus(_message.Message):
     SPEED_FIELD_NUMBER: _builtins.int
     SENT_UNIX_SECONDS_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    SHARES_PROCESSORS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     epoch: _builtins.str
     role: Global___Role.ValueType
@@ -290,6 +291,8 @@ class WorkerStatus(_message.Message):
     sent_unix_seconds: _builtins.float
     host_id: _builtins.str
     """workers and kvstore with equal host_id share a machine"""
+    shares_processors: _builtins.bool
+    """and compute on the same processors, all that say so"""
     @_builtins.property
     def model(self) -> Global___ModelCard:
         """of prefill and decode workers"""
@@ -310,10 +313,11 @@ class WorkerStatus(_message.Message):
         speed: Global___Speed | None = ...,
         sent_unix_seconds: _builtins.float = ...,
         host_id: _builtins.str = ...,
+        shares_processors: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model", "speed", b"speed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host_id", b"host_id", "load", b"load", "model", b"model", "role", b"role", "sent_unix_seconds", b"sent_unix_seconds", "speed", b"speed", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "host_id", b"host_id", "load", b"load", "model", b"model", "role", b"role", "sent_unix_seconds", b"sent_unix_seconds", "shares_processors", b"shares_processors", "speed", b"speed", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
