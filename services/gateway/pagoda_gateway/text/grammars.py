@@ -18,7 +18,7 @@ from pagoda_gateway.text.schemas.closing import close_plain_objects, is_plain
 from pagoda_gateway.text.schemas.formats import make_formats_exact
 from pagoda_gateway.text.schemas.parts import refuse
 from pagoda_gateway.text.schemas.references import make_references_local
-from pagoda_gateway.text.schemas.rewriting import rewrite
+from pagoda_gateway.text.schemas.rewriting import rewrite, take_disjoint_branches_as_any
 
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|[?!]{0,2}start(\.-?\d+)?[ \t]*:(?!:=))", re.MULTILINE)
@@ -60,6 +60,7 @@ def enforceable(schema: dict[str, Any]) -> dict[str, Any]:
     check_schema(schema)
     schema = copy.deepcopy(schema)
     make_references_local(schema)
+    take_disjoint_branches_as_any(schema)
     close_plain_objects(schema)
     rewrite(schema)
     make_formats_exact(schema)

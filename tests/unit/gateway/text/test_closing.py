@@ -17,6 +17,21 @@ def enforced(schema: dict[str, Any]) -> dict[str, Any]:
     return held
 
 
+def kind(name: str, **values: Any) -> dict[str, Any]:
+    """Return a class that a union of classes knows by a constant."""
+    properties = {"kind": {"const": name}, "size": {"type": "integer"}}
+    return {"type": "object", "properties": properties, "required": ["kind", "size"], **values}
+
+
+def union(**values: Any) -> dict[str, Any]:
+    """Return a union of such classes, as pydantic writes it with a discriminator."""
+    members = {"Cat": kind("cat", **values), "Dog": kind("dog", **values)}
+    refs = {name: f"#/$defs/{name}" for name in members}
+    tell = {"propertyName": "kind", "mapping": {name.lower(): ref for name, ref in refs.items()}}
+    one_of = [{"$ref": ref} for ref in refs.values()]
+    return {"$defs": members, "type": "array", "items": {"oneOf": one_of, "discriminator": tell}}
+
+
 def of_class(inner: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a class with another one in a list, as pydantic writes it."""
     people = {"type": "array", "items": {"$ref": "#/$defs/Person"}}
@@ -43,10 +58,17 @@ def test_plain_objects_are_closed(schema: dict[str, Any], wanted: dict[str, Any]
     assert enforced(schema) == (wanted or {**schema, "additionalProperties": False})
 
 
+def test_members_of_a_union_that_exclude_each_other_are_closed() -> None:
+    wanted = union(additionalProperties=False)
+    wanted["items"]["anyOf"] = wanted["items"].pop("oneOf")
+    assert enforced(union()) == wanted
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         {"type": "object"},
+        {"oneOf": [NAME, AGE]},  # one may have both
         {"type": "object", "properties": {}},
         {**NAME, "additionalProperties": True},
         {**NAME, "additionalProperties": {"type": "integer"}},

@@ -15,11 +15,14 @@ from pagoda_gateway.text.schemas.parts import COUNTS, Schemas, refuse
 
 _EXACT = 2**53  # whole numbers up to here have a double of their own
 _INT64_MAX = 2**63 - 1  # has none, but its bound is exact
+_MOST = 10**18  # ranges beyond it are not written out
+_MOST_WHOLE = 2**63 - 1024  # but whole ones up to here: the last double below
 _DIGITS = 10**17  # what has more is not written out between a bound and infinity
 _LEAST = 1e-50
 _UINT32_MAX = 2**32 - 1
 _MAX_COUNT = 2**31  # more than any output has of anything
 _DIVISORS = sorted(2**twos * 5**fives for twos in range(7) for fives in range(7))
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _JOINED = frozenset(
     ("$ref", "anyOf", "oneOf", "properties", "patternProperties", "items", "prefixItems",
      "additionalProperties", "multipleOf")
@@ -63,18 +66,44 @@ def make_numbers_plain(part: dict[str, Any]) -> None:
         part["multipleOf"] = first
         if others:
             part["allOf"] = [*part.get("allOf", ()), *({"multipleOf": step} for step in others)]
+    for keyword in _BOUNDS:
+        if _is_far(keyword, part.get(keyword, 0)):
+            nearer = _nearer(keyword, part.pop(keyword), part.get("type"))
+            if nearer < 0:
+                part["minimum"] = max(nearer, part.get("minimum", nearer))
+            else:
+                part["maximum"] = min(nearer, part.get("maximum", nearer))
 
 
 def _check_bounds(part: dict[str, Any], place: str) -> None:
-    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+    for keyword in _BOUNDS:
         value = part.get(keyword, 0)
         if isinstance(value, bool):  # as draft 4 has them
             continue
         limit = _limit(keyword, value)
         if 0 < abs(value) < _LEAST:
             raise refuse(place, keyword, f"is {shorten(value)}; numbers begin at +-{_LEAST}")
-        if abs(value) > limit:
+        if abs(value) > limit and not _is_far(keyword, value):
             raise refuse(place, keyword, f"is {shorten(value)}; whole ones go to +-{limit}")
+
+
+def _is_far(keyword: str, value: float) -> bool:
+    """Return whether a bound is further out on its side than those that are exact."""
+    if isinstance(value, bool):
+        return False
+    return (-value if "inimum" in keyword else value) > _limit(keyword, value)
+
+
+def _nearer(keyword: str, value: float, kind: object) -> float:
+    """Return the next inclusive bound that is exact: what follows it follows the far one.
+
+    Some write the ends of a float, or of 64 bits, where they mean none.
+    """
+    most = _MOST_WHOLE if kind == "integer" and value > 0 else _MOST
+    nearer = float(min(abs(value), most))
+    if nearer > abs(value) or (keyword.startswith("exclusive") and nearer == abs(value)):
+        nearer = math.nextafter(nearer, 0.0)
+    return math.copysign(nearer, value)
 
 
 def _limit(keyword: str, value: float) -> int:

@@ -24,11 +24,19 @@ _COMBINING = frozenset(
 )  # fmt: skip
 
 
+def take_disjoint_branches_as_any(schema: dict[str, Any]) -> None:
+    """Write `anyOf` for each `oneOf` that says the same, in place.
+
+    Before anything else is changed: closed objects may exclude each other where the client's do not.
+    """
+    parts = [part for _, part in schemas_in(schema).values()]
+    for part in _with_disjoint_branches(schema, parts):
+        part["anyOf"] = part.pop("oneOf")
+
+
 def rewrite(schema: dict[str, Any]) -> None:
     """Rewrite a checked schema with local references as llguidance takes it, in place."""
     parts = [part for _, part in schemas_in(schema).values()]
-    for part in _with_disjoint_branches(schema, parts):  # as the client wrote them
-        part["anyOf"] = part.pop("oneOf")
     for part in parts:
         _drop_what_binds_nothing(part)
         _drop_other_tuples(part, has_tuples(dialect_of(schema)))
