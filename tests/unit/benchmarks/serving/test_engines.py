@@ -42,7 +42,8 @@ def test_pagoda_needs_no_home(model, tmp_path):
         for key in SERVERS
         if key.startswith("pagoda")
     ]
-    assert [one.name for one in found] == ["Pagoda aggregated", "Pagoda disaggregated", "Pagoda auto"]
+    names = [one.name for one in found]
+    assert names == ["Pagoda aggregated", "Pagoda disaggregated", "Pagoda auto"]
     assert all(one.is_pagoda for one in found)
 
 

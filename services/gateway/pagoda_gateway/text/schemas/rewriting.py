@@ -27,7 +27,8 @@ _COMBINING = frozenset(
 def take_disjoint_branches_as_any(schema: dict[str, Any]) -> None:
     """Write `anyOf` for each `oneOf` that says the same, in place.
 
-    Before anything else is changed: closed objects may exclude each other where the client's do not.
+    Before anything else is changed: closed objects may exclude each other where those that the
+    client wrote do not.
     """
     parts = [part for _, part in schemas_in(schema).values()]
     for part in _with_disjoint_branches(schema, parts):
