@@ -18,10 +18,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @pytest.fixture(scope="module")
 def stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Stack]]:
-    """Two stacks side by side; the last tests stop them."""
+    """Two stacks side by side, the first with all defaults; the last tests stop them."""
     first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
-    environ = {"PAGODA_TOPOLOGY": "aggregated"}
-    with running_stack(first) as stack, running_stack(second, environ) as other:
+    default, aggregated = {"PAGODA_LOCAL_PREFILL": "auto"}, {"PAGODA_TOPOLOGY": "aggregated"}
+    with running_stack(first, default) as stack, running_stack(second, aggregated) as other:
         yield stack, other
 
 
@@ -32,6 +32,17 @@ def test_two_stacks_run_side_by_side(stacks: tuple[Stack, Stack]) -> None:
     stack, other = stacks
     with other.http() as http:
         assert http.get(f"{stack.url}/v1/models").status_code == 401
+
+
+def test_prompts_are_computed_where_their_kv_is_wanted(stacks: tuple[Stack, Stack]) -> None:
+    """Workers of one machine share its processors: nobody gains by a way to the prefill worker."""
+    stack, _ = stacks
+    client = stack.openai()
+    for number in range(3):
+        client.completions.create(model=stack.model, prompt=f"Scene {number}. " * 9, max_tokens=4)
+    stack.close_clients()
+    assert stack.metric("decode", "pagoda_prefill_tokens_total") > 0
+    assert stack.metric("prefill", "pagoda_prefill_tokens_total") == 0
 
 
 def test_killed_worker_is_started_again(stacks: tuple[Stack, Stack]) -> None:
