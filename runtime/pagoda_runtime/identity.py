@@ -12,17 +12,21 @@ from ulid_transform import bytes_to_ulid
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def new_ulid() -> str:
+def new_ulid(unix_seconds: float | None = None) -> str:
     """Return a ULID: 26 characters, sorted by time to the millisecond; nobody can guess it.
 
     The library's own draws are made to be fast, and can be guessed.
+
+    Args:
+        unix_seconds: its time; None: now, by this host's clock.
     """
-    return bytes_to_ulid((time.time_ns() // 1_000_000).to_bytes(6, "big") + os.urandom(10))
+    seconds = time.time() if unix_seconds is None else unix_seconds
+    return bytes_to_ulid(int(1000 * seconds).to_bytes(6, "big") + os.urandom(10))
 
 
-def new_request_id() -> str:
+def new_request_id(unix_seconds: float | None = None) -> str:
     """Return a ULID."""
-    return new_ulid()
+    return new_ulid(unix_seconds)
 
 
 def new_worker_id(role: str) -> str:

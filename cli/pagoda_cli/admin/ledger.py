@@ -108,7 +108,7 @@ def reconcile(
         f"{answer['reconciled']} requests closed from workers' records, {answer['lost']} lost "
         f"(no worker knew them), {answer['open']} open"
     )
-    if answer["unbegun"]:
+    if answer.get("unbegun"):  # a gateway of before says nothing of them
         typer.echo(
             f"{answer['unbegun']} that ended are billed to nobody: the ledger does not know how "
             "they began, as one does not that was restored from a copy while they ran"

@@ -14,6 +14,7 @@ from support.scripted_worker import ScriptedWorker
 from support.servers import nats_server, settings_for
 
 from pagoda_gateway.accounts.database import Database
+from pagoda_runtime.identity import new_ulid
 from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -93,6 +94,8 @@ async def test_receipts_and_prices_go_by_it(running: Running) -> None:
     assert receipt["cost"]["micros"] > 0
     for moment in (receipt["opened"], receipt["closed"], answer.json()["created"]):
         assert abs(moment - now()) < HOUR
+    assert receipt["closed"] - receipt["opened"] <= receipt["e2e_ms"] / 1000 + 1e-3
     assert receipt["closed"] >= receipt["opened"]
+    assert new_ulid(now() - HOUR) < receipt["request_id"] < new_ulid(now() + HOUR)
     conversation = (await running.http.post("/v1/conversations", json={})).json()
     assert abs(conversation["created_at"] - now()) < HOUR

@@ -64,6 +64,18 @@ def refusal(error: Exception) -> str:
     return "does not answer"
 
 
+def clock_offset(known: float | None, told: float, asked: float, answered: float) -> float:
+    """Return what a clock is ahead of ours, which was asked for at one time and told at another.
+
+    It was read somewhere in between: a slow answer says little, and what is `known` stays unless it
+    cannot be right.
+    """
+    earliest, latest = told - answered, told - asked
+    if known is None:
+        return (earliest + latest) / 2
+    return min(max(known, earliest), latest)
+
+
 # What PostgreSQL's client library is told unless the URL says otherwise. A server that works ends
 # a statement before the call that waits for it is over; one whose host is dead is noticed while
 # something is being sent to it. Neither helps where the host is well and the server process or a
@@ -280,7 +292,7 @@ class Database:
         answered = time.monotonic()
         connection.autocommit = is_autocommit
         assert row is not None, "there is one"
-        self._clock_offset = row[0] - (asked + answered) / 2
+        self._clock_offset = clock_offset(self._clock_offset, row[0], asked, answered)
 
     def _on_checkin(self, _connection: Any, _record: Any) -> None:
         if turn := self._turn:

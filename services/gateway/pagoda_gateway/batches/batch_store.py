@@ -110,7 +110,8 @@ class BatchStore:
                 f"'input_file_id' is a file for {file['purpose']}; it must be one for batch",
                 param="input_file_id",
             )
-        now, batch_id = self.clock(), f"batch_{new_ulid().lower()}"
+        now = self.clock()
+        batch_id = f"batch_{new_ulid(now).lower()}"
         keep = body.output_expires_after
         values = {
             "batch_id": batch_id,

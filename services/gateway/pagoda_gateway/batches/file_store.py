@@ -58,8 +58,8 @@ class FileStore:
         Raises:
             StorageFullError: the tenant has too many.
         """
-        file_id = f"file-{new_ulid().lower()}"
         now = self._clock()
+        file_id = f"file-{new_ulid(now).lower()}"
 
         def begin(connection: sa.Connection) -> None:
             num_files = connection.execute(

@@ -95,6 +95,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         authenticator=gateway.authenticator,
         admin_key=AdminKey(admin_secret) if admin_secret else None,
         routes=routes,
+        clock=gateway.now,
     )
     if gateway.settings.cors_origins:
         # Added last, so it is the outermost: browsers ask what they may without a key.

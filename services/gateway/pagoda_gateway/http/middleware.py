@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match
@@ -49,15 +49,18 @@ class RequestMiddleware:
         authenticator: Authenticator,
         admin_key: AdminKey | None = None,
         routes: Sequence[BaseRoute] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Let in whom `authenticator` knows, and to the administration's paths who has its key.
 
-        Who is not let in is counted by the one of `routes` that was asked for.
+        Ids of requests have the time of `clock`, Unix seconds: accounts are kept as long as their
+        ids say. Who is not let in is counted by the one of `routes` that was asked for.
         """
         self._app = app
         self._routes = routes
         self._authenticator = authenticator
         self._admin_key = admin_key
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -67,7 +70,7 @@ class RequestMiddleware:
         if scope["method"] == "HEAD" and scope["path"] in PROBED_PATHS:
             scope = {**scope, "method": "GET"}  # the server sends no body
         caller = Caller.within(scope)
-        request_id = caller.request_id if caller else new_request_id()
+        request_id = caller.request_id if caller else new_request_id(self._clock())
         client_id = header(scope, b"x-request-id")
         if client_id and not _CLIENT_ID.fullmatch(client_id):
             client_id = ""

@@ -84,7 +84,6 @@ class Generation:
         deadline: float,
         unread_limit: UnreadLimit,
         max_placed: int,
-        clock: Callable[[], float],
         asked_ahead: AskedAhead | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,7 +101,6 @@ class Generation:
             deadline: when it must have ended, by the event loop's clock.
             unread_limit: bound on what waits for the client.
             max_placed: sequences that workers have at a time; others wait here.
-            clock: Unix seconds, of its records.
             asked_ahead: has the router's answer for the first sequence; None: it was not asked.
             monotonic: seconds, for how long it takes: that of the identity and of the sequences.
         """
@@ -130,7 +128,7 @@ class Generation:
         self._unread_limit, self._max_unread_tokens = unread_limit, unread_limit.num_tokens
         self._max_placed = max_placed
         self._is_at_gate = self._is_being_judged = False
-        self._clock, self._monotonic = clock, monotonic
+        self._monotonic = monotonic
         self._limits_ms = self._route_ms = 0.0
         self._routes: list[tuple[int, dict[str, float], RouteResponse]] = []
         self._runner: asyncio.Task[None] | None = None
@@ -262,8 +260,13 @@ class Generation:
             e2e_seconds=self._monotonic() - self.identity.arrived_seconds,
             limits_ms=self._limits_ms,
             route_ms=self._route_ms,
-            now=self._clock(),
+            now=self._now(),
         )
+
+    def _now(self) -> float:
+        """Return Unix seconds by the clock of its arrival, which nobody sets meanwhile."""
+        identity = self.identity
+        return identity.arrived_unix_seconds + self._monotonic() - identity.arrived_seconds
 
     def num_counted_tokens(self, record: UsageClose) -> int:
         """Return how many tokens rate limits count; `record` is its account.
@@ -379,7 +382,7 @@ class Generation:
             self._request,
             self.sequences,
             gateway_id=self._gateway_id,
-            now=self._clock(),
+            now=self._now(),
         )
         self._stored = self._open_log.open(self.opened)
         for sequence in self.sequences:

@@ -21,11 +21,17 @@ from pagoda_gateway.text.schemas.references import make_references_local
 from pagoda_gateway.text.schemas.rewriting import rewrite, take_disjoint_branches_as_any
 
 MAX_GBNF_CHARS = 8192  # whose translation takes up to a second
-_LARK = re.compile(r"^[ \t]*(%llguidance\b|[?!]{0,2}start(\.-?\d+)?[ \t]*:(?!:=))", re.MULTILINE)
-_GBNF_START = re.compile(
-    r"""(?P<other>"(\\.|[^"\\])*"|\[(\\.|[^\]\\])*\]|\#.*)|(?<![\w-])start(?![\w-])"""
+_LARK = re.compile(
+    r"^[ \t]*(%llguidance\b|[?!]{0,2}start(\.-?\d+)?[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=))",
+    re.MULTILINE,
 )
-"""A word that Lark has a use for, and what is no word."""
+# A word that Lark has a use for, and what is no word. What nothing closes goes to the end, and
+# nothing is tried twice: else a few brackets would hold up the process.
+_GBNF_START = re.compile(
+    r"""(?P<other>"(?:\\.?|[^"\\])*+"?|\[(?:\\.?|[^\]\\])*+\]?|\#[^\n]*)"""
+    r"""|(?<![\w-])start(?![\w-])""",
+    re.IGNORECASE | re.DOTALL,
+)
 
 Rules: TypeAlias = dict[str, Any]
 """What one part of an output must be: an entry of llguidance's list of grammars, without name."""
@@ -140,11 +146,16 @@ async def grammar_rules(text: str) -> Rules:
 
 
 def _without_start(gbnf: str) -> str:
-    """Return GBNF none of whose rules is called as Lark's first one is."""
-    name = "start-rule"
-    while name in gbnf:
-        name += "-"
-    return _GBNF_START.sub(lambda found: found["other"] or name, gbnf)
+    """Return GBNF none of whose rules is called as Lark's first one is, however it is spelled."""
+    name, taken = "renamed", re.sub("[-_]", "", gbnf.lower())
+    while name in taken:
+        name += "x"
+    names: dict[str, str] = {}
+
+    def renamed(found: re.Match[str]) -> str:
+        return found["other"] or names.setdefault(found[0], f"{name}{len(names)}")
+
+    return _GBNF_START.sub(renamed, gbnf)
 
 
 def whole_grammar(

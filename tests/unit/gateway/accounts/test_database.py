@@ -335,6 +335,22 @@ async def test_a_turn_that_ends_late_leaves_the_next_ones_connection_alone(
     assert await pids_of(shared) == before
 
 
+@pytest.mark.parametrize(
+    ("known", "told", "asked", "answered", "offset"),
+    [
+        (None, 1000.0, 10.0, 12.0, 989.0),
+        (989.5, 1000.0, 10.0, 12.0, 989.5),  # a slow answer is no reason to move
+        (989.5, 1000.0, 10.0, 10.25, 989.75),  # a quick one is
+        (990.5, 1000.0, 10.0, 12.0, 990.0),
+        (989.0, 4600.0, 10.0, 12.0, 4588.0),  # it was set
+    ],
+)
+def test_a_clock_is_as_right_as_its_quickest_answer(
+    known: float | None, told: float, asked: float, answered: float, offset: float
+) -> None:
+    assert module.clock_offset(known, told, asked, answered) == offset
+
+
 async def test_nobody_connects_whose_time_is_over(database: Database) -> None:
     class Dialect:
         def connect(self) -> None:

@@ -24,6 +24,12 @@ READ_SECONDS = 10.0
 TIMEOUT_SECONDS = 5.0
 
 
+def names_of(model: str) -> tuple[str, ...]:
+    """Return what may have the price of a model's account: its name with its adapter, its own."""
+    base = model.rpartition(":")[0]
+    return (model, base) if base else (model,)
+
+
 class PriceBook:
     """Prices by model and time."""
 
@@ -69,12 +75,13 @@ class PriceBook:
 
         `price_id` is what its open record names: empty for no price, None if it says nothing, as
         those of older gateways. One that nobody knows any more, as the ledger was restored from a
-        copy of before, is that of the time.
+        copy of before, is that of the time: the model's with its adapter, or its own.
         """
-        if price_id == "":
-            return None
-        named = self._by_id.get(price_id) if price_id else None
-        return named or self.price_at(model, unix_seconds)
+        if price_id is None:
+            return self.price_at(model, unix_seconds)
+        if not price_id or price_id in self._by_id:
+            return self._by_id.get(price_id)
+        return self.price_at(self.priced_name(names_of(model), unix_seconds), unix_seconds)
 
     def most_micros(
         self,

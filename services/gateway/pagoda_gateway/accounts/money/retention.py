@@ -74,15 +74,14 @@ class Retention:
         while chains := (await self._chains.page(after=after, limit=_TENANTS)).rows:
             for after in (chain["tenant"] for chain in chains):
                 num_forgotten += await self._bites(partial(_cut, tenant=after, before=before))
-        # What never became a receipt: requests without an end, and lines of batches that failed.
-        num_forgotten += await self._bites(
-            lambda connection: _delete(
-                connection,
-                USAGE,
-                USAGE.c.receipt_number.is_(None),
-                USAGE.c.opened_unix_seconds < before,
+        # What never became a receipt: requests without an end, lines of batches that failed, and
+        # ends of requests whose beginning is not here.
+        never = USAGE.c.receipt_number.is_(None), USAGE.c.opened_unix_seconds < before
+        unbegun = USAGE.c.tenant.is_(None), USAGE.c.closed_unix_seconds < before
+        for old in (never, unbegun):
+            num_forgotten += await self._bites(
+                lambda connection, old=old: _delete(connection, USAGE, *old)  # type: ignore[misc]
             )
-        )
         # And what workers did for requests whose account was never opened: nobody got anything.
         has_account = sa.exists().where(USAGE.c.request_id == SEQUENCE_USAGE.c.request_id)
         is_old = SEQUENCE_USAGE.c.request_id < _first_id(before)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.money.price import BATCH_TIER, NO_PRICE, PricedUsage, Tokens
-from pagoda_gateway.accounts.money.price_book import PriceBook
+from pagoda_gateway.accounts.money.price_book import PriceBook, names_of
 from pagoda_gateway.accounts.money.prices import prices_of_models, prices_with_ids
 from pagoda_gateway.accounts.money.receipt_text import FIRST_PREVIOUS_HASH, receipt_hash
 from pagoda_gateway.accounts.money.tables import RECEIPT_CHAINS, USAGE_DAYS
@@ -235,7 +235,10 @@ def _prices_for(connection: sa.Connection, rows: list[dict[str, Any]]) -> PriceB
     named = prices_with_ids(connection, ids) if ids else []
     unknown = ids - {price.price_id for price in named}
     models = {  # of older gateways, or of a ledger that was restored since
-        row["model"] for row in rows if row["price_id"] is None or row["price_id"] in unknown
+        name
+        for row in rows
+        if row["price_id"] is None or row["price_id"] in unknown
+        for name in names_of(row["model"])
     }
     book = PriceBook(prices_of_models(connection, models) if models else [])
     book.remember(named)

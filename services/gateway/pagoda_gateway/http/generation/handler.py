@@ -283,7 +283,6 @@ class GenerationHandler(Generic[Sent, Body]):
             ),
             max_placed=settings.max_sequences,
             asked_ahead=asked,
-            clock=gateway.now,
         )
         num_choices = processed.options.num_choices
         for index, sampling in enumerate(processed.sampling):

@@ -69,8 +69,10 @@ async def test_a_price_that_the_ledger_has_lost_is_that_of_the_time(
     await set_price(valid_from=9.0, output_micros=30_000_000)
     await ledger.apply(both("r", price_id="price_lost"))
     await ledger.apply(both("free", price_id=""))
+    await ledger.apply(both("tuned", model="m:style", price_id="price_lost"))
     found = await rows()
-    assert (found["r"]["price_id"], found["r"]["cost_micros"]) == (first, COST)
+    for name in ("r", "tuned"):
+        assert (found[name]["price_id"], found[name]["cost_micros"]) == (first, COST)
     assert (found["free"]["price_id"], found["free"]["cost_micros"]) == ("", 0)
     assert "the ledger has no prices ['price_lost']" in caplog.text
     begin, end = both("r", price_id="price_lost")
