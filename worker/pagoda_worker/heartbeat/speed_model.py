@@ -4,6 +4,8 @@ Old steps count less and less, so a change of clocks or neighbours is forgotten 
 steps. Knows numbers only.
 """
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +83,10 @@ class SpeedModel:
     are predicted to cost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take the time of measurements from `clock`, seconds."""
+        self._clock = clock
+        self._prefilled_at = clock()
         self._small, self._large = Sums(4, DECAY), Sums(4, DECAY)
         self._num_steps = 0
         self._step_time = StepTime()
@@ -124,7 +129,12 @@ class SpeedModel:
             )
             seconds -= min(of_decodes, 0.9 * seconds)
         if is_large:
-            self._prefill.add(num_tokens, seconds)
+            rate = self._prefill.per_second
+            usual = (
+                num_tokens / rate if rate else seconds
+            )  # a process that stands still says nothing
+            self._prefill.add(num_tokens, min(seconds, MAX_OUTLIER_RATIO * usual))
+            self._prefilled_at = self._clock()
         num_context = max(num_tokens, stats.num_prefill_context_tokens)
         self._prefill_time.add(num_tokens, num_attended, num_context, seconds)
 
@@ -159,6 +169,11 @@ class SpeedModel:
     def prefill_tokens_per_second(self) -> float:
         """0 until measured."""
         return self._prefill.per_second
+
+    @property
+    def prefill_age_seconds(self) -> float:
+        """Since that was measured last."""
+        return self._clock() - self._prefilled_at
 
     @property
     def proposed_per_decode(self) -> float:

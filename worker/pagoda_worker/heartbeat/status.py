@@ -93,6 +93,7 @@ def make_status(
         ),
         speed=status_pb2.Speed(
             prefill_tokens_per_second=speed.steps.prefill_tokens_per_second,
+            prefill_age_seconds=speed.steps.prefill_age_seconds,
             step_base_ms=step_time.base * 1e3,
             step_per_sequence_ms=per_sequence * 1e3,
             step_per_context_token_ms=step_time.per_context_token * 1e3,

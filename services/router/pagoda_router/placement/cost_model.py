@@ -26,6 +26,7 @@ class PrefillCost(NamedTuple):
     queue_ms: float
     fetch_ms: float
     compute_ms: float
+    held_up_ms: float = 0.0  # what sequences that run on the same processors wait for it, in sum
 
     @property
     def total_ms(self) -> float:

@@ -5,9 +5,8 @@ knows workers, load and prefix hits; knows neither Redis nor the network.
 """
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pagoda_router.placement import cost_model
@@ -21,6 +20,7 @@ from pagoda_router.placement.candidate import (
 )
 from pagoda_router.placement.cost_model import DecodeCost, PrefillCost
 from pagoda_router.placement.eligibility import Eligibility, assess_load, assess_worker
+from pagoda_router.placement.processors import Processors, by_each_others_speeds
 from pagoda_router.placement.shortlist import draw, shortlist
 from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 
@@ -66,7 +66,6 @@ class _Plan(NamedTuple):
     prefill: _PrefillSide | None
     cost: PrefillCost
     transfer_ms: float
-    held_up_ms: float
 
     @property
     def eligibility(self) -> Eligibility:
@@ -90,12 +89,10 @@ def compare(
         matches: prefix hits by worker id; a worker without an entry has none.
         settings: what is allowed.
     """
-    if settings.local_prefill == "auto":
-        workers = _with_one_queue(workers)
-    serving = _by_each_others_speeds([w for w in workers if w.model == request.model])
+    serving = by_each_others_speeds([w for w in workers if w.model == request.model])
     assessed = [(worker, assess_worker(worker, request)) for worker in serving]
     num_output_tokens = max(1, min(request.max_tokens, settings.expected_output_tokens))
-    planning = _Planning(request, matches, settings, num_output_tokens)
+    planning = _Planning(request, matches, settings, num_output_tokens, Processors(workers))
     decodes = [
         planning.decode_side(worker, eligibility)
         for worker, eligibility in planning.usable(assessed, WorkerRole.DECODE)
@@ -113,39 +110,6 @@ def compare(
     return _conclude(planning, plans, ruled_out)
 
 
-def _with_one_queue(workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerSnapshot]:
-    """Let what waits at workers that share processors wait at each: it is computed before."""
-    waiting: dict[str, int] = defaultdict(int)
-    for worker in workers:
-        if worker.shares_processors:
-            waiting[worker.host_id] += worker.num_waiting_tokens
-    if not waiting:
-        return workers
-    return [
-        replace(worker, num_waiting_tokens=waiting[worker.host_id])
-        if worker.shares_processors
-        else worker
-        for worker in workers
-    ]
-
-
-def _by_each_others_speeds(workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerSnapshot]:
-    """Let workers that have computed no prompt go by the slowest of those that have.
-
-    By a prior, decode workers that look slow are never asked, and never found to be fast.
-    """
-    measured = [w.speeds.prefill_tokens_per_second for w in workers if w.speeds.has_prefilled]
-    if not measured or len(measured) == len(workers):
-        return workers
-    slowest = min(measured)
-    return [
-        worker
-        if worker.speeds.has_prefilled
-        else replace(worker, speeds=replace(worker.speeds, prefill_tokens_per_second=slowest))
-        for worker in workers
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class _Planning:
     """One request's plans in the making."""
@@ -154,6 +118,11 @@ class _Planning:
     matches: Mapping[str, PrefixMatch]
     settings: PlacementSettings
     num_output_tokens: int  # expected
+    processors: Processors
+
+    @property
+    def is_auto(self) -> bool:
+        return self.settings.local_prefill == "auto"
 
     def match(self, worker: WorkerSnapshot) -> PrefixMatch:
         return self.matches.get(worker.worker_id, _NO_MATCH)
@@ -161,24 +130,42 @@ class _Planning:
     def usable(
         self, assessed: Sequence[tuple[WorkerSnapshot, Eligibility]], role: WorkerRole
     ) -> list[tuple[WorkerSnapshot, Eligibility]]:
-        return assess_load(
-            [
-                (worker, eligibility)
-                for worker, eligibility in assessed
-                if worker.role is role and not eligibility.is_final
-            ],
-            load_factor=self.settings.load_factor,
-            min_load_bound=self.settings.min_load_bound,
-        )
+        possible = [
+            (worker, eligibility)
+            for worker, eligibility in assessed
+            if worker.role is role and not eligibility.is_final
+        ]
+        groups = [possible]
+        if role is WorkerRole.PREFILL and self.is_auto:
+            # Those beside decodes idle, as they gain nothing: the others' share is no less for it.
+            groups = [
+                [entry for entry in possible if entry[0].shares_processors is is_shared]
+                for is_shared in (False, True)
+            ]
+        return [
+            entry
+            for group in groups
+            for entry in assess_load(
+                group,
+                load_factor=self.settings.load_factor,
+                min_load_bound=self.settings.min_load_bound,
+            )
+        ]
 
     def prefill_cost(self, worker: WorkerSnapshot) -> PrefillCost:
         match = self.match(worker)
-        return cost_model.prefill_cost(
+        cost = cost_model.prefill_cost(
             worker,
             num_prompt_tokens=self.request.num_prompt_tokens,
             num_device_blocks=match.num_device_blocks,
             num_kvstore_blocks=match.num_kvstore_blocks,
             fetch_base_ms=self.settings.fetch_base_ms,
+        )
+        if not self.is_auto:
+            return cost
+        return cost._replace(
+            queue_ms=self.processors.queue_ms(worker),
+            held_up_ms=self.processors.held_up_ms(worker, cost.compute_ms),
         )
 
     def prefill_side(self, worker: WorkerSnapshot, eligibility: Eligibility) -> _PrefillSide:
@@ -204,7 +191,7 @@ class _Planning:
         self, decodes: Sequence[_DecodeSide], prefills: Sequence[_PrefillSide]
     ) -> Iterator[_Plan]:
         """Yield one plan for each worker that may prefill by itself, and the pairs worth it."""
-        if self.settings.local_prefill == "auto" or not prefills:
+        if self.is_auto or not prefills:
             for decode in decodes:
                 yield _plan(decode, None, self.prefill_cost(decode.worker), 0.0)
         if not prefills:
@@ -214,7 +201,7 @@ class _Planning:
         )
         best_prefills = shortlist(
             prefills,
-            lambda side: side.cost.total_ms,
+            lambda side: side.cost.total_ms + side.cost.held_up_ms,
             lambda side: side.worker.speeds.transfer_bytes_per_second,
             lambda side: side.cost.num_device_blocks,
         )
@@ -236,12 +223,9 @@ def _plan(
     rank = decode.eligibility.rank
     if prefill is not None:
         rank = max(rank, prefill.eligibility.rank)
-    held_up_ms = 0.0
-    if prefill is None or prefill.worker.shares_with(decode.worker):
-        held_up_ms = cost_model.held_up_ms(decode.worker, cost.compute_ms)
-    cost_ms = round(decode.own_ms + cost.total_ms + transfer_ms + held_up_ms, 3)
+    cost_ms = round(decode.own_ms + cost.total_ms + transfer_ms + cost.held_up_ms, 3)
     order = (rank, cost_ms, decode.draw, prefill.draw if prefill else b"")
-    return _Plan(order, decode, prefill, cost, transfer_ms, held_up_ms)
+    return _Plan(order, decode, prefill, cost, transfer_ms)
 
 
 def _candidate(plan: _Plan, num_output_tokens: int) -> Candidate:
@@ -259,8 +243,8 @@ def _candidate(plan: _Plan, num_output_tokens: int) -> Candidate:
         compute_ms=cost.compute_ms,
         transfer_ms=plan.transfer_ms,
         tpot_ms=decode.cost.tpot_ms,
-        held_up_ms=plan.held_up_ms,
-        cost_ms=ttft_ms + num_output_tokens * decode.cost.tpot_ms + plan.held_up_ms,
+        held_up_ms=cost.held_up_ms,
+        cost_ms=ttft_ms + num_output_tokens * decode.cost.tpot_ms + cost.held_up_ms,
         reason=plan.eligibility.reason,
     )
 

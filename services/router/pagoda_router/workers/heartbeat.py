@@ -1,9 +1,12 @@
 """A worker's heartbeat -> its snapshot, with priors for speeds that it has not measured."""
 
+import math
+
 from pagoda.rpc.v1 import status_pb2
 from pagoda_router.config import RouterSettings
 from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
 
+_LATELY_SECONDS = 30.0  # what was measured before may be of other times
 _ROLES = {
     status_pb2.ROLE_PREFILL: WorkerRole.PREFILL,
     status_pb2.ROLE_DECODE: WorkerRole.DECODE,
@@ -47,27 +50,33 @@ def decode_worker(
 
 
 def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
-    has_steps = speed.step_base_ms or speed.step_per_sequence_ms or speed.step_per_context_token_ms
     steps = (
-        (speed.step_base_ms, speed.step_per_sequence_ms, speed.step_per_context_token_ms)
-        if has_steps
-        else (
+        _at_least_0(speed.step_base_ms),
+        _at_least_0(speed.step_per_sequence_ms),
+        _at_least_0(speed.step_per_context_token_ms),
+    )
+    if not any(steps):
+        steps = (
             settings.prior_step_base_ms,
             settings.prior_step_per_sequence_ms,
             settings.prior_step_per_context_token_ms,
         )
-    )
+    is_measured = 0 < speed.prefill_tokens_per_second < math.inf
     return Speeds(
         _positive(speed.prefill_tokens_per_second, settings.prior_prefill_tokens_per_second),
         *steps,
         _positive(speed.transfer_bytes_per_second, settings.prior_transfer_bytes_per_second),
         _positive(speed.fetch_bytes_per_second, settings.prior_fetch_bytes_per_second),
-        speed.step_per_proposed_token_ms,
-        speed.proposed_per_decode,
-        speed.accepted_per_decode,
-        has_prefilled=speed.prefill_tokens_per_second > 0,
+        _at_least_0(speed.step_per_proposed_token_ms),
+        _at_least_0(speed.proposed_per_decode),
+        _at_least_0(speed.accepted_per_decode),
+        has_prefilled_lately=is_measured and speed.prefill_age_seconds <= _LATELY_SECONDS,
     )
 
 
 def _positive(measured: float, prior: float) -> float:
-    return measured if measured > 0 else prior
+    return measured if 0 < measured < math.inf else prior
+
+
+def _at_least_0(value: float) -> float:
+    return value if 0 <= value < math.inf else 0.0

@@ -28,7 +28,7 @@ class Speeds:
     step_per_proposed_token_ms: float = 0.0
     proposed_per_decode: float = 0.0
     accepted_per_decode: float = 0.0
-    has_prefilled: bool = True  # False: prefill_tokens_per_second is a prior
+    has_prefilled_lately: bool = True  # False: its speed at that is a prior, or of other times
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,6 @@ class WorkerSnapshot:
         num_partial = max(0, num_behind - num_leading_blocks)
         num_whole = max(0, num_blocks - num_leading_blocks - num_partial)
         return num_whole + num_partial * self.part_behind_window
-
-    def shares_with(self, other: "WorkerSnapshot") -> bool:
-        """Whether what one of two workers computes holds the other one up."""
-        is_shared = self.shares_processors and other.shares_processors
-        return is_shared and self.host_id == other.host_id
 
     def plus(self, load: PendingLoad) -> "WorkerSnapshot":
         """Return this worker with load that it has not reported yet.

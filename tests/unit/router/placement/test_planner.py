@@ -106,19 +106,58 @@ def test_auto_computes_where_the_kv_is_wanted_if_the_processors_are_the_same() -
     assert comparison.candidates[0].prefill_worker_id == "near"
 
 
-def test_a_worker_that_has_computed_no_prompt_goes_by_the_others_speed() -> None:
+def test_a_worker_that_has_computed_no_prompt_lately_goes_by_the_others_speed() -> None:
     """By its prior a decode worker would look slow, never be asked and so never be measured."""
-    prior = dataclasses.replace(SPEEDS, prefill_tokens_per_second=10.0, has_prefilled=False)
+    prior = dataclasses.replace(SPEEDS, prefill_tokens_per_second=10.0, has_prefilled_lately=False)
     assert names([prefill("p"), decode("d", speeds=prior)], AUTO) == ("d", "")
-    slow = dataclasses.replace(prior, has_prefilled=True)
+    slow = dataclasses.replace(prior, has_prefilled_lately=True)
     assert names([prefill("p"), decode("d", speeds=slow)], AUTO) == ("d", "p")
-    fast = dataclasses.replace(SPEEDS, prefill_tokens_per_second=4000.0)
-    workers = [prefill("slow"), prefill("fast", speeds=fast), decode("d", speeds=prior)]
-    candidates = compare(make_request(160), workers, {}, AUTO).candidates
-    alone = next(c for c in candidates if not c.prefill_worker_id)
-    assert alone.compute_ms == 160.0
+    workers = [prefill("slow", speeds=slow), prefill("fast"), decode("d", speeds=prior)]
+    assert names(workers, AUTO) == ("d", "")
+    gone = dataclasses.replace(SPEEDS, prefill_tokens_per_second=1e6)
+    workers = [prefill("slow", speeds=slow), prefill("gone", speeds=gone, is_ready=False)]
+    candidates = compare(make_request(160), [*workers, decode("d", speeds=prior)], {}, AUTO)
+    assert candidates.candidates[0].compute_ms == 16_000.0
     unmeasured = [prefill("p", speeds=prior), decode("d", speeds=prior)]
     assert compare(make_request(160), unmeasured, {}, AUTO).candidates[0].compute_ms == 16_000.0
+
+
+def test_prompts_do_not_cross_between_hosts_for_nothing() -> None:
+    """A prompt holds up whoever decodes on the processors that compute it, not its own decodes."""
+    workers = [
+        make(f"{name}-{host}", host_id=host, shares_processors=True, **load)
+        for host in ("a", "b")
+        for name, make, load in (
+            ("p", prefill, {}),
+            ("d", decode, {"num_running": 4}),
+        )
+    ]
+    candidates = compare(make_request(160), workers, {}, AUTO).candidates
+    assert candidates[0].prefill_worker_id == ""
+    assert [c.held_up_ms for c in candidates] == [pytest.approx(4 * 142)] * 6
+
+
+def test_neighbours_that_decode_wait_for_a_prompt_too() -> None:
+    shared = {"shares_processors": True}
+    busy, idle = decode("busy", num_running=3, **shared), decode("idle", **shared)
+    comparison = compare(make_request(160), [busy, idle], {"busy": PrefixMatch(5, 5)}, AUTO)
+    assert comparison.candidates[0].decode_worker_id == "busy"  # half the prompt, for all of them
+
+
+def test_what_waits_is_counted_by_the_speed_of_whoever_computes_it() -> None:
+    shared = {"shares_processors": True}
+    fast = dataclasses.replace(SPEEDS, prefill_tokens_per_second=1e6)
+    other = prefill("other", model="other", speeds=fast, num_waiting_tokens=100_000, **shared)
+    workers = [other, prefill("p", num_waiting_tokens=300, **shared), decode("d", **shared)]
+    candidates = compare(make_request(160), workers, {}, AUTO).candidates
+    assert [c.queue_ms for c in candidates] == [pytest.approx(400.0)] * 2
+
+
+def test_prefill_workers_that_idle_beside_decodes_leave_the_others_their_share() -> None:
+    shared = {"shares_processors": True}
+    workers = [decode("d", num_running=8, max_num_seqs=64, **shared), prefill("near", **shared)]
+    workers += [prefill("far", host_id="host-b", num_running=6)]
+    assert names(workers, AUTO, num_prompt_tokens=1600) == ("d", "far")
 
 
 @pytest.mark.parametrize(

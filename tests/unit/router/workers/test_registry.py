@@ -1,3 +1,6 @@
+import math
+
+import pytest
 from support.router_workers import IDENTITY
 
 from pagoda.rpc.v1 import status_pb2
@@ -50,6 +53,29 @@ def test_priors_stand_in_for_what_was_not_measured() -> None:
     registry.on_status("d", make_status())
     assert registry.workers()[0].speeds.step_base_ms == 7.0
     assert registry.workers()[0].speeds.accepted_per_decode == 0.0
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, -math.inf])
+def test_what_no_speed_can_be_was_not_measured(bad: float) -> None:
+    registry, _ = make_registry()
+    registry.on_status("d", make_status())
+    unmeasured = registry.workers()[0].speeds
+    status = make_status()
+    for field in status.speed.DESCRIPTOR.fields:
+        setattr(status.speed, field.name, bad)
+    registry.on_status("d", status)
+    assert registry.workers()[0].speeds == unmeasured
+
+
+@pytest.mark.parametrize(("age", "is_late"), [(0.0, False), (29.0, False), (31.0, True)])
+def test_a_rate_of_long_ago_is_none_of_lately(age: float, is_late: bool) -> None:
+    registry, _ = make_registry()
+    status = make_status()
+    status.speed.prefill_tokens_per_second, status.speed.prefill_age_seconds = 500.0, age
+    registry.on_status("d", status)
+    speeds = registry.workers()[0].speeds
+    assert speeds.prefill_tokens_per_second == 500.0
+    assert speeds.has_prefilled_lately is not is_late
 
 
 def test_what_is_held_behind_windows_is_taken_from_the_heartbeat() -> None:

@@ -2,6 +2,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from support.clocks import Now
 
 from pagoda_engine import StepStats
 from pagoda_engine.scheduler.step_cost import attended_tokens
@@ -120,6 +121,28 @@ def test_prefill_rate_leaves_out_the_decodes_of_mixed_steps() -> None:
     for _ in range(50):
         model.add(prefill_step(512, 0.5 + 4e-3 + 8 * 2e-4, num_decodes=8))
     assert model.prefill_tokens_per_second == pytest.approx(1024, rel=0.01)
+
+
+def test_a_stall_does_not_move_the_prefill_rate_much() -> None:
+    model = SpeedModel()
+    for _ in range(50):
+        model.add(prefill_step(512, 0.5))
+    model.add(prefill_step(512, 60.0))
+    assert model.prefill_tokens_per_second > 800
+    for _ in range(400):
+        model.add(prefill_step(512, 5.0))  # it has become slower
+    assert model.prefill_tokens_per_second == pytest.approx(102.4, rel=0.05)
+
+
+def test_a_prefill_rate_says_how_old_it_is() -> None:
+    now = Now()
+    model = SpeedModel(now)
+    model.add(prefill_step(512, 0.5))
+    now.seconds += 7
+    model.add(decode_step(1, 100, 0.1))
+    assert model.prefill_age_seconds == 7
+    model.add(prefill_step(512, 0.5))
+    assert model.prefill_age_seconds == 0
 
 
 def test_a_token_of_a_prompt_costs_more_the_more_it_attends_to() -> None:

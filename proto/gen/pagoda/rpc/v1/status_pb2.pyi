@@ -232,6 +232,7 @@ class Speed(_message.Message):
     STEP_PER_PROPOSED_TOKEN_MS_FIELD_NUMBER: _builtins.int
     PROPOSED_PER_DECODE_FIELD_NUMBER: _builtins.int
     ACCEPTED_PER_DECODE_FIELD_NUMBER: _builtins.int
+    PREFILL_AGE_SECONDS_FIELD_NUMBER: _builtins.int
     prefill_tokens_per_second: _builtins.float
     step_base_ms: _builtins.float
     """step time = base + per_sequence * S + per_context_token * context tokens"""
@@ -247,6 +248,8 @@ class Speed(_message.Message):
     """tokens verified for a sequence in a step, on average"""
     accepted_per_decode: _builtins.float
     """of them, those that are output beside the step's own"""
+    prefill_age_seconds: _builtins.float
+    """since prefill_tokens_per_second was last measured"""
     def __init__(
         self,
         *,
@@ -259,10 +262,11 @@ class Speed(_message.Message):
         step_per_proposed_token_ms: _builtins.float = ...,
         proposed_per_decode: _builtins.float = ...,
         accepted_per_decode: _builtins.float = ...,
+        prefill_age_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_decode", b"accepted_per_decode", "fetch_bytes_per_second", b"fetch_bytes_per_second", "prefill_tokens_per_second", b"prefill_tokens_per_second", "proposed_per_decode", b"proposed_per_decode", "step_base_ms", b"step_base_ms", "step_per_context_token_ms", b"step_per_context_token_ms", "step_per_proposed_token_ms", b"step_per_proposed_token_ms", "step_per_sequence_ms", b"step_per_sequence_ms", "transfer_bytes_per_second", b"transfer_bytes_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_per_decode", b"accepted_per_decode", "fetch_bytes_per_second", b"fetch_bytes_per_second", "prefill_age_seconds", b"prefill_age_seconds", "prefill_tokens_per_second", b"prefill_tokens_per_second", "proposed_per_decode", b"proposed_per_decode", "step_base_ms", b"step_base_ms", "step_per_context_token_ms", b"step_per_context_token_ms", "step_per_proposed_token_ms", b"step_per_proposed_token_ms", "step_per_sequence_ms", b"step_per_sequence_ms", "transfer_bytes_per_second", b"transfer_bytes_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
