@@ -130,9 +130,8 @@ class SpeedModel:
             seconds -= min(of_decodes, 0.9 * seconds)
         if is_large:
             rate = self._prefill.per_second
-            usual = (
-                num_tokens / rate if rate else seconds
-            )  # a process that stands still says nothing
+            usual = num_tokens / rate if rate else seconds
+            # A process that stood still says nothing of its speed.
             self._prefill.add(num_tokens, min(seconds, MAX_OUTLIER_RATIO * usual))
             self._prefilled_at = self._clock()
         num_context = max(num_tokens, stats.num_prefill_context_tokens)

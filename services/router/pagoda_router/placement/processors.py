@@ -3,12 +3,16 @@
 Knows no request and no prefix.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pagoda_router.placement import cost_model
 from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
+
+LATELY_SECONDS = 30.0  # what was measured before may be of a bad moment
+MOST_FASTER = 4.0  # than such a moment's
 
 
 class Processors:
@@ -43,19 +47,29 @@ def by_each_others_speeds(workers: Sequence[WorkerSnapshot]) -> Sequence[WorkerS
     """Let those that have computed no prompt lately go by the fastest of those that have.
 
     By what it measured long ago, or by a prior, a worker that looks slow is never asked, and never
-    found to be fast.
+    found to be fast. One that was far slower, as another kind of device is, stays so.
     """
-    fresh = [
-        worker.speeds.prefill_tokens_per_second
-        for worker in workers
-        if worker.speeds.has_prefilled_lately and worker.is_ready
-    ]
-    if not fresh or len(fresh) == len(workers):
+    lately = [worker.speeds.prefill_age_seconds <= LATELY_SECONDS for worker in workers]
+    fastest = max(
+        (
+            worker.speeds.prefill_tokens_per_second
+            for worker, is_fresh in zip(workers, lately, strict=True)
+            if is_fresh and worker.is_ready
+        ),
+        default=0.0,
+    )
+    if not fastest:
         return workers
-    fastest = max(fresh)
     return [
-        worker
-        if worker.speeds.has_prefilled_lately
-        else replace(worker, speeds=replace(worker.speeds, prefill_tokens_per_second=fastest))
-        for worker in workers
+        worker if is_fresh else _as_fast_as(worker, fastest)
+        for worker, is_fresh in zip(workers, lately, strict=True)
     ]
+
+
+def _as_fast_as(worker: WorkerSnapshot, fastest: float) -> WorkerSnapshot:
+    speeds = worker.speeds
+    guess = fastest
+    if speeds.prefill_age_seconds < math.inf:
+        own = speeds.prefill_tokens_per_second
+        guess = max(own, min(fastest, MOST_FASTER * own))
+    return replace(worker, speeds=replace(speeds, prefill_tokens_per_second=guess))

@@ -6,7 +6,6 @@ from pagoda.rpc.v1 import status_pb2
 from pagoda_router.config import RouterSettings
 from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
 
-_LATELY_SECONDS = 30.0  # what was measured before may be of other times
 _ROLES = {
     status_pb2.ROLE_PREFILL: WorkerRole.PREFILL,
     status_pb2.ROLE_DECODE: WorkerRole.DECODE,
@@ -70,7 +69,7 @@ def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
         _at_least_0(speed.step_per_proposed_token_ms),
         _at_least_0(speed.proposed_per_decode),
         _at_least_0(speed.accepted_per_decode),
-        has_prefilled_lately=is_measured and speed.prefill_age_seconds <= _LATELY_SECONDS,
+        prefill_age_seconds=_at_least_0(speed.prefill_age_seconds) if is_measured else math.inf,
     )
 
 

@@ -28,7 +28,7 @@ class Speeds:
     step_per_proposed_token_ms: float = 0.0
     proposed_per_decode: float = 0.0
     accepted_per_decode: float = 0.0
-    has_prefilled_lately: bool = True  # False: its speed at that is a prior, or of other times
+    prefill_age_seconds: float = 0.0  # of its speed at that; infinite: it is a prior
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from support.seeds import seed_of_tests
 
 from pagoda_router.placement.candidate import PrefixMatch, RouteOutcome
 from pagoda_router.placement.planner import PlacementSettings, compare
+from pagoda_router.placement.processors import LATELY_SECONDS
 from pagoda_router.workers.pending_load import PendingLoad, PendingLoads
 from pagoda_router.workers.snapshot import WorkerRole, WorkerSnapshot
 
@@ -108,10 +110,17 @@ def test_auto_computes_where_the_kv_is_wanted_if_the_processors_are_the_same() -
 
 def test_a_worker_that_has_computed_no_prompt_lately_goes_by_the_others_speed() -> None:
     """By its prior a decode worker would look slow, never be asked and so never be measured."""
-    prior = dataclasses.replace(SPEEDS, prefill_tokens_per_second=10.0, has_prefilled_lately=False)
+    prior = dataclasses.replace(
+        SPEEDS, prefill_tokens_per_second=10.0, prefill_age_seconds=math.inf
+    )
     assert names([prefill("p"), decode("d", speeds=prior)], AUTO) == ("d", "")
-    slow = dataclasses.replace(prior, has_prefilled_lately=True)
+    slow = dataclasses.replace(prior, prefill_age_seconds=0.0)
     assert names([prefill("p"), decode("d", speeds=slow)], AUTO) == ("d", "p")
+    for speed, chosen in ((300.0, ""), (200.0, "p")):  # of 1000: a bad moment, another device
+        then = dataclasses.replace(
+            SPEEDS, prefill_tokens_per_second=speed, prefill_age_seconds=LATELY_SECONDS + 1
+        )
+        assert names([prefill("p"), decode("d", speeds=then)], AUTO) == ("d", chosen)
     workers = [prefill("slow", speeds=slow), prefill("fast"), decode("d", speeds=prior)]
     assert names(workers, AUTO) == ("d", "")
     gone = dataclasses.replace(SPEEDS, prefill_tokens_per_second=1e6)

@@ -67,15 +67,14 @@ def test_what_no_speed_can_be_was_not_measured(bad: float) -> None:
     assert registry.workers()[0].speeds == unmeasured
 
 
-@pytest.mark.parametrize(("age", "is_late"), [(0.0, False), (29.0, False), (31.0, True)])
-def test_a_rate_of_long_ago_is_none_of_lately(age: float, is_late: bool) -> None:
+def test_a_prior_is_as_old_as_can_be() -> None:
     registry, _ = make_registry()
     status = make_status()
-    status.speed.prefill_tokens_per_second, status.speed.prefill_age_seconds = 500.0, age
     registry.on_status("d", status)
-    speeds = registry.workers()[0].speeds
-    assert speeds.prefill_tokens_per_second == 500.0
-    assert speeds.has_prefilled_lately is not is_late
+    assert registry.workers()[0].speeds.prefill_age_seconds == math.inf
+    status.speed.prefill_tokens_per_second, status.speed.prefill_age_seconds = 500.0, 31.0
+    registry.on_status("d", status)
+    assert registry.workers()[0].speeds.prefill_age_seconds == 31.0
 
 
 def test_what_is_held_behind_windows_is_taken_from_the_heartbeat() -> None:
