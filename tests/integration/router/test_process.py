@@ -120,11 +120,13 @@ async def test_places_by_heartbeats_and_by_prefix(router: ServiceProcess, bus: B
     async with beating(bus, *WORKERS):
         response = await until_placed(bus)
         assert (response.decode_worker_id, response.decode_epoch) == ("decode-1", "e1")
-        assert {c.prefill_worker_id for c in response.candidates} == {"prefill-1", "prefill-2"}
+        compared = {c.prefill_worker_id for c in response.candidates}
+        assert compared == {"", "prefill-1", "prefill-2"}  # "": decode computes the prompt
         await publish(bus, make_event(range(12), worker_id="prefill-2", tier=DEVICE), "prefix:1")
         response = await until_matched(bus, "prefill-2", 12)
         (warm,) = [c for c in response.candidates if c.prefill_worker_id == "prefill-2"]
         assert warm.num_miss_tokens == 20 * 16 + 1 - 12 * 16
+        assert warm.is_chosen
         assert warm.compute_ms < max(c.compute_ms for c in response.candidates)
     unknown = await ask(bus, make_request(model="other"))
     assert unknown.status == route_pb2.ROUTE_STATUS_NO_WORKER
