@@ -92,7 +92,9 @@ def compare(
     serving = by_each_others_speeds([w for w in workers if w.model == request.model])
     assessed = [(worker, assess_worker(worker, request)) for worker in serving]
     num_output_tokens = max(1, min(request.max_tokens, settings.expected_output_tokens))
-    planning = _Planning(request, matches, settings, num_output_tokens, Processors(workers))
+    believed = {worker.worker_id: worker for worker in serving}
+    processors = Processors([believed.get(worker.worker_id, worker) for worker in workers])
+    planning = _Planning(request, matches, settings, num_output_tokens, processors)
     decodes = [
         planning.decode_side(worker, eligibility)
         for worker, eligibility in planning.usable(assessed, WorkerRole.DECODE)

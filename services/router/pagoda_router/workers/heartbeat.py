@@ -6,6 +6,8 @@ from pagoda.rpc.v1 import status_pb2
 from pagoda_router.config import RouterSettings
 from pagoda_router.workers.snapshot import Speeds, WorkerRole, WorkerSnapshot
 
+_LEAST_RATE = 1e-3  # tokens or bytes a second; what is less would take for ever
+
 _ROLES = {
     status_pb2.ROLE_PREFILL: WorkerRole.PREFILL,
     status_pb2.ROLE_DECODE: WorkerRole.DECODE,
@@ -60,7 +62,7 @@ def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
             settings.prior_step_per_sequence_ms,
             settings.prior_step_per_context_token_ms,
         )
-    is_measured = 0 < speed.prefill_tokens_per_second < math.inf
+    is_measured = _LEAST_RATE <= speed.prefill_tokens_per_second < math.inf
     return Speeds(
         _positive(speed.prefill_tokens_per_second, settings.prior_prefill_tokens_per_second),
         *steps,
@@ -74,7 +76,7 @@ def _decode_speeds(speed: status_pb2.Speed, settings: RouterSettings) -> Speeds:
 
 
 def _positive(measured: float, prior: float) -> float:
-    return measured if 0 < measured < math.inf else prior
+    return measured if _LEAST_RATE <= measured < math.inf else prior
 
 
 def _at_least_0(value: float) -> float:

@@ -98,3 +98,33 @@ async def test_what_is_refused_says_why_and_where(
         await check(checker, schema)
     assert message in str(refusal.value)
     assert "at the top" in message or "at '/" in message or "over 100 deep" in message
+
+
+def beyond(kind: str, keyword: str, bound: float) -> list[Any]:
+    """Return a bound, and whole numbers about it and about what it may be held as."""
+    edges = {int(bound), *(sign * edge for sign in (1, -1) for edge in (2**53, 10**18, 2**63 - 1))}
+    texts = [str(edge + by) for edge in sorted(edges) for by in (-1, 0, 1)]
+    return [{"type": kind, keyword: bound}, texts]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        beyond(kind, keyword, sign * bound)
+        for kind in ("integer", "number")
+        for keyword, sign in (
+            ("minimum", -1), ("maximum", 1), ("exclusiveMinimum", -1), ("exclusiveMaximum", 1)
+        )
+        for bound in (
+            2**53, 2**53 + 1, 10**17 - 143, 10**18 - 1, 10**18, 862405857259623970, 2**63 - 1024,
+            2**63 - 2, 2**63 - 1, 2**63, 999999999999999872.0, 1e300,
+        )
+    ],
+)  # fmt: skip
+def test_bounds_far_out_let_nothing_through_that_is_further(
+    schema: dict[str, Any], texts: list[str], compiler: GrammarCompiler, walker: GrammarWalker
+) -> None:
+    compiled = compiler.compile(whole_grammar(json_rules(schema)))
+    assert walker.allows(compiled.matcher(), "5") or walker.allows(compiled.matcher(), "-5")
+    allowed = [text for text in texts if walker.allows(compiled.matcher(), text)]
+    assert [errors(schema, text) for text in allowed] == [[] for _ in allowed]

@@ -160,6 +160,12 @@ def test_what_waits_is_counted_by_the_speed_of_whoever_computes_it() -> None:
     workers = [other, prefill("p", num_waiting_tokens=300, **shared), decode("d", **shared)]
     candidates = compare(make_request(160), workers, {}, AUTO).candidates
     assert [c.queue_ms for c in candidates] == [pytest.approx(400.0)] * 2
+    prior = dataclasses.replace(
+        SPEEDS, prefill_tokens_per_second=10.0, prefill_age_seconds=math.inf
+    )
+    workers = [prefill("p", speeds=prior, num_waiting_tokens=300, **shared), decode("d", **shared)]
+    candidates = compare(make_request(160), workers, {}, AUTO).candidates
+    assert [c.queue_ms for c in candidates] == [pytest.approx(300.0)] * 2
 
 
 def test_prefill_workers_that_idle_beside_decodes_leave_the_others_their_share() -> None:

@@ -65,6 +65,10 @@ def test_what_no_speed_can_be_was_not_measured(bad: float) -> None:
         setattr(status.speed, field.name, bad)
     registry.on_status("d", status)
     assert registry.workers()[0].speeds == unmeasured
+    status = make_status()
+    status.speed.prefill_tokens_per_second = 1e-306  # times would be infinite
+    registry.on_status("d", status)
+    assert registry.workers()[0].speeds == unmeasured
 
 
 def test_a_prior_is_as_old_as_can_be() -> None:

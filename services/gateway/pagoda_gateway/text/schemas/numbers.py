@@ -15,9 +15,6 @@ from pagoda_gateway.text.schemas.parts import COUNTS, Schemas, refuse
 
 _EXACT = 2**53  # whole numbers up to here have a double of their own
 _INT64_MAX = 2**63 - 1  # has none, but its bound is exact
-_MOST = 10**18  # ranges beyond it are not written out
-_MOST_WHOLE = 2**63 - 1024  # but whole ones up to here: the last double below
-_DIGITS = 10**17  # what has more is not written out between a bound and infinity
 _LEAST = 1e-50
 _UINT32_MAX = 2**32 - 1
 _MAX_COUNT = 2**31  # more than any output has of anything
@@ -67,8 +64,9 @@ def make_numbers_plain(part: dict[str, Any]) -> None:
         if others:
             part["allOf"] = [*part.get("allOf", ()), *({"multipleOf": step} for step in others)]
     for keyword in _BOUNDS:
-        if _is_far(keyword, part.get(keyword, 0)):
-            nearer = _nearer(keyword, part.pop(keyword), part.get("type"))
+        if _is_far(keyword, part):
+            nearer = _nearer(keyword, part)
+            del part[keyword]
             if nearer < 0:
                 part["minimum"] = max(nearer, part.get("minimum", nearer))
             else:
@@ -80,40 +78,42 @@ def _check_bounds(part: dict[str, Any], place: str) -> None:
         value = part.get(keyword, 0)
         if isinstance(value, bool):  # as draft 4 has them
             continue
-        limit = _limit(keyword, value)
+        limit = _limit(keyword, part)
         if 0 < abs(value) < _LEAST:
             raise refuse(place, keyword, f"is {shorten(value)}; numbers begin at +-{_LEAST}")
-        if abs(value) > limit and not _is_far(keyword, value):
+        if abs(value) > limit and not _is_far(keyword, part):
             raise refuse(place, keyword, f"is {shorten(value)}; whole ones go to +-{limit}")
 
 
-def _is_far(keyword: str, value: float) -> bool:
-    """Return whether a bound is further out on its side than those that are exact."""
-    if isinstance(value, bool):
+def _is_far(keyword: str, part: dict[str, Any]) -> bool:
+    """Return whether a bound is further out on its side than those that are exact.
+
+    One of values that are named is none: a nearer one might leave none of them.
+    """
+    value: float = part.get(keyword, 0)
+    if isinstance(value, bool) or part.keys() & {"const", "enum"}:
         return False
-    return (-value if "inimum" in keyword else value) > _limit(keyword, value)
+    return (-value if "inimum" in keyword else value) > _limit(keyword, part)
 
 
-def _nearer(keyword: str, value: float, kind: object) -> float:
-    """Return the next inclusive bound that is exact: what follows it follows the far one.
+def _nearer(keyword: str, part: dict[str, Any]) -> int:
+    """Return an inclusive bound inside of a far one, so that what follows it follows that, too.
 
     Some write the ends of a float, or of 64 bits, where they mean none.
     """
-    most = _MOST_WHOLE if kind == "integer" and value > 0 else _MOST
-    nearer = float(min(abs(value), most))
-    if nearer > abs(value) or (keyword.startswith("exclusive") and nearer == abs(value)):
-        nearer = math.nextafter(nearer, 0.0)
-    return math.copysign(nearer, value)
+    if "inimum" in keyword:
+        return -_EXACT + keyword.startswith("exclusive")
+    if part.get("type") == "integer" and part[keyword] > _INT64_MAX:
+        return _INT64_MAX
+    return _EXACT - keyword.startswith("exclusive")
 
 
-def _limit(keyword: str, value: float) -> int:
-    """Return how far from 0 such a bound can be; that of a double is exact if it is inclusive."""
+def _limit(keyword: str, part: dict[str, Any]) -> int:
+    """Return how far from 0 such a bound can be: doubles beyond are held by some digits alone."""
     if keyword.startswith("exclusive"):
         return _EXACT - 1
-    if (keyword == "maximum") != (value > 0):
-        return _EXACT if isinstance(value, int) else _DIGITS
-    is_exact = isinstance(value, float) or (keyword, value) == ("maximum", _INT64_MAX)
-    return _INT64_MAX if is_exact else _EXACT
+    is_int64 = part.get("type") == "integer" and part.get(keyword) == _INT64_MAX
+    return _INT64_MAX if keyword == "maximum" and is_int64 else _EXACT
 
 
 @lru_cache(maxsize=1024)
