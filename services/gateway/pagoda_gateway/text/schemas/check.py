@@ -58,14 +58,13 @@ def _check_size(schema: dict[str, Any]) -> None:
 
 def _check_values(part: dict[str, Any], place: str) -> None:
     """Refuse what no output can be in `const` and `enum`, at any depth."""
-    is_integer = "integer" in part.get("type", ())
+    # llguidance cuts a float that must be an integer to 64 bits.
+    whole = (int, float) if "integer" in part.get("type", ()) else (int,)
     for keyword in ("const", "enum"):
         waiting = [part.get(keyword)]
         while waiting:
             value = waiting.pop()
-            # llguidance cuts a float that must be an integer to 64 bits.
-            is_whole = isinstance(value, int) or (isinstance(value, float) and is_integer)
-            if is_whole and abs(value) > _EXACT:
+            if isinstance(value, whole) and abs(value) > _EXACT:
                 why = f"has {shorten(value)}; whole numbers go to +-{_EXACT}; say it as text"
                 raise refuse(place, keyword, why)
             if isinstance(value, str) and UNWRITABLE.search(value):
