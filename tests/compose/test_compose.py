@@ -36,7 +36,12 @@ COMPOSE = [
 
 
 def compose(*arguments: str) -> str:
-    environ = {**os.environ, "PAGODA_HTTP_PORT": PORT, "PAGODA_API_KEY": API_KEY}
+    environ = {
+        **os.environ,
+        "PAGODA_HTTP_PORT": PORT,
+        "PAGODA_API_KEY": API_KEY,
+        "PAGODA_LOCAL_PREFILL": "off",  # else no KV would move between these containers
+    }
     done = subprocess.run(
         [*COMPOSE, *arguments], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1500
     )
