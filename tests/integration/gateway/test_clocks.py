@@ -3,23 +3,19 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.admin_command import ADMIN_KEY, admin_gateway
 from support.batch_files import batch_line, jsonl
-from support.running_gateway import Running, running_gateway
-from support.scripted_worker import ScriptedWorker
-from support.servers import nats_server, settings_for
+from support.running_gateway import Running
 
 from pagoda_gateway.accounts.database import Database
 from pagoda_runtime.identity import new_ulid
-from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
-ADMIN_KEY = "admin-key-0123456789"
 HOUR, DAY = 3600.0, 86_400.0
 AHEAD = 400 * DAY  # of the database's is this gateway's
 
@@ -29,19 +25,10 @@ def now() -> float:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Running]:
-    folder = tmp_path_factory.mktemp("clocks")
-    with pytest.MonkeyPatch.context() as patch, nats_server(folder) as nats:
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "now", lambda _: now())
-        common = settings_for(nats, home=folder)
-        async with (
-            Bus.connect(common, name="workers") as bus,
-            running_gateway(
-                common, bus, model_folder, ScriptedWorker(bus), admin_key=ADMIN_KEY
-            ) as opened,
-        ):
+        async with admin_gateway(tmp_path_factory.mktemp("clocks")) as opened:
             yield opened
 
 

@@ -73,7 +73,7 @@ class ApiKeys:
         self._tenants = tenants
         self._tiers = tiers
         self._announce = announce
-        self.clock = clock
+        self._clock = clock
         self.records = Records(database, API_KEYS, "API key")
 
     async def find_key(self, key_hash: str) -> ApiKey | None:
@@ -91,7 +91,7 @@ class ApiKeys:
             TimeoutError, SQLAlchemyError: the database does not answer.
         """
         key = _key_of(await self._database.look_up(_FIND_BY_ID.params(api_key_id=api_key_id)))
-        if key is None or (key.expires_unix_seconds or math.inf) <= self.clock():
+        if key is None or (key.expires_unix_seconds or math.inf) <= self._clock():
             return None
         return key
 
@@ -179,7 +179,7 @@ class ApiKeys:
             NotFoundError: there is no such key.
             ConflictError: it is revoked, expired or rotated already.
         """
-        secret, now = _draw(), self.clock()
+        secret, now = _draw(), self._clock()
 
         def rotate(connection: sa.Connection) -> sa.RowMapping:
             old = self._read_valid(connection, api_key_id)
@@ -225,7 +225,7 @@ class ApiKeys:
             row = self.records.read(connection, api_key_id, for_change=True)
             if row["revoked_unix_seconds"] is not None:
                 return row
-            values = {"revoked_unix_seconds": self.clock()}
+            values = {"revoked_unix_seconds": self._clock()}
             return self.records.change(connection, api_key_id, values)
 
         row = await self._database.call(revoke)
@@ -253,7 +253,7 @@ class ApiKeys:
         return row
 
     def _check_expiry(self, expires_unix_seconds: float | None) -> None:
-        now = self.clock()
+        now = self._clock()
         if expires_unix_seconds is not None and expires_unix_seconds <= now:
             raise InvalidRequestError(
                 f"'expires_at': {expires_unix_seconds:.0f} is past, now is {now:.0f} "
@@ -267,7 +267,7 @@ class ApiKeys:
             "tenant": tenant,
             "key_hash": hash_key(secret),
             "label": label,
-            "created_unix_seconds": self.clock(),
+            "created_unix_seconds": self._clock(),
             "prefix": secret[:SHOWN_CHARS] if len(secret) >= MIN_SHOWN_SECRET_CHARS else "",
         }
 

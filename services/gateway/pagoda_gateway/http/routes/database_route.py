@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 
-from pagoda_gateway.accounts.database import NOT_ANSWERING, refusal
+from pagoda_gateway.accounts.database import refusal
 from pagoda_gateway.errors import UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def database_answers(request: Request) -> Iterator[None]:
     """
     try:
         yield
-    except (*NOT_ANSWERING, SQLAlchemyError) as error:
+    except (OSError, SQLAlchemyError) as error:
         logger.warning("%s %s: %r", request.method, request.url.path, error)
         raise UnavailableError(
             f"the database of accounts {refusal(error)}; try again",
