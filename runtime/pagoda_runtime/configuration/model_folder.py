@@ -32,9 +32,16 @@ def find_model(model: str, setting: str) -> Path:
         ModelFolderError: there is none; says what to do.
     """
     try:
-        folder = expanded(Path(model))
+        return _found(model, setting)
     except ValueError as error:
         raise ModelFolderError(f"{setting}={model!r}: {error}") from error
+    except OSError as error:  # most often: this user may not look into the folder
+        where = f"{error.filename} cannot be read: {error.strerror}"
+        raise ModelFolderError(f"{setting}={model!r}: {where}") from error
+
+
+def _found(model: str, setting: str) -> Path:
+    folder = expanded(Path(model))
     if folder.is_dir():
         return _checked(folder.resolve())
     if is_gguf(folder) and folder.is_file():

@@ -3,9 +3,11 @@
 Knows names only; a client that misspells a field finds it there.
 """
 
+import functools
 import itertools
 import re
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -21,13 +23,38 @@ _PLAIN = re.compile(r"[!-$&-+\--~]+")  # printable ASCII without space, comma an
 
 
 def note_ignored(scope: Scope, value: dict[str, Any], schema: type[BaseModel]) -> None:
-    """Keep the names of the first fields that `schema` does not have."""
+    """Keep the names of the first fields that `schema` does not have: of the body, of its objects.
+
+    Objects in lists (messages, tools) are not looked at: every provider has members of its own.
+    """
     known = schema.__pydantic_fields__  # `model_fields` asks who asks, each time
-    if value.keys() <= known.keys():  # as nearly always
+    parts = _parts(schema)
+    if value.keys() <= known.keys() and parts.keys().isdisjoint(value):  # as nearly always
         return
-    unknown = (name for name in value if name not in known)
-    names = map(_encoded, itertools.islice(unknown, MAX_NAMES))
+    names = map(_encoded, itertools.islice(_unknown(value, schema), MAX_NAMES))
     scope[_SCOPE_NAME] = ",".join(sorted(filter(None, names)))
+
+
+def _unknown(value: dict[str, Any], schema: type[BaseModel], where: str = "") -> Iterator[str]:
+    """Yield where fields are that are in no schema."""
+    known, parts = schema.__pydantic_fields__, _parts(schema)
+    for name, member in value.items():
+        if name not in known:
+            yield where + name
+        elif name in parts and isinstance(member, dict):
+            yield from _unknown(member, parts[name], f"{where}{name}.")
+
+
+@functools.cache
+def _parts(schema: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Return the fields of a schema that are objects with a schema."""
+    parts = {}
+    for name, field in schema.__pydantic_fields__.items():
+        kinds = typing.get_args(field.annotation)
+        for kind in kinds if type(None) in kinds else (field.annotation,):  # or a list's
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                parts[name] = kind
+    return parts
 
 
 def _encoded(name: str) -> str:

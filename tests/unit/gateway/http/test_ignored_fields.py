@@ -3,6 +3,7 @@
 import pytest
 
 from pagoda_gateway.http.ignored_fields import ignored_of, note_ignored
+from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.tokens import DetokenizeBody
 
 
@@ -42,3 +43,17 @@ def test_names_that_no_header_can_carry_are_encoded(name: str, shown: str) -> No
 
 def test_a_name_that_is_empty_is_left_out() -> None:
     assert named("", "plain") == "plain"
+
+
+def test_fields_of_a_bodys_objects_are_named_and_those_in_lists_are_not() -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hi", "mood": "good"}],
+        "stream_options": {"include_usage": True, "include_usge": True},
+        "repetition_detection": "wrong itself",
+        "response_format": {"type": "text", "shape": 1},  # read by hand
+    }
+    scope: dict[str, object] = {}
+    note_ignored(scope, body, ChatBody)
+    assert ignored_of(scope) == "stream_options.include_usge"
+    note_ignored(scope := {}, body | {"stream_options": {}, "zeta": None}, ChatBody)
+    assert ignored_of(scope) == "zeta"

@@ -93,6 +93,12 @@ def test_the_setting_that_names_a_missing_folder_is_said(tmp_path: Path) -> None
         find_model(str(tmp_path / "nothing"), "PAGODA_OTHER")
 
 
+def test_a_folder_that_cannot_be_looked_at_is_named() -> None:
+    name = "/" + "x" * 300  # too long for every file system, for root too
+    with pytest.raises(ModelFolderError, match="PAGODA_MODEL='/x+': /x+ cannot be read: File name"):
+        find_model(name, "PAGODA_MODEL")
+
+
 def test_a_folder_below_nobodys_home_is_refused() -> None:
     with pytest.raises(ModelFolderError, match=r"PAGODA_MODEL='~nobody-here/m': .* without ~"):
         find_model("~nobody-here/m", "PAGODA_MODEL")
