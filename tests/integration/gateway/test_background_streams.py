@@ -57,7 +57,8 @@ async def opened(
 
 
 async def all_of(stream: openai.AsyncStream[ResponseStreamEvent]) -> Events:
-    return [event async for event in stream]
+    async with stream:  # or its generators are left to whichever thread collects them
+        return [event async for event in stream]
 
 
 async def again(client: openai.AsyncOpenAI, name: str, after: int | None = None) -> Events:
