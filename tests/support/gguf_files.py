@@ -44,7 +44,7 @@ ARCHITECTURES = {
     "MptForCausalLM": "mpt",
 }
 _DO_NOT_TURN = ("gpt2", "bloom", "mpt")
-_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+_CONTROL, _USER_DEFINED = 3, 4
 
 
 def write_gguf(

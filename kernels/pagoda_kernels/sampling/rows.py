@@ -21,7 +21,7 @@ NO_XTC = 1.0
 _LARGEST = float(np.finfo(np.float32).max)
 _SEED_BITS = 64
 _INDEX_BITS = 32
-_NUM_FLOATS, _NUM_PARAMETERS = 4, 9
+_NUM_PARAMETERS = 9
 _XTC, _INDEX = 3, 8
 
 

@@ -14,14 +14,12 @@ class ScriptedClock:
 
     def __init__(self, seconds=1e-3):
         self.seconds = seconds
-        self.num_measured = 0
         self.is_broken = False
 
     def measure(self, launch, budget_seconds):
         from gpu.harness.timing import Timing
 
         launch()
-        self.num_measured += 1
         return Timing.of([self.seconds] * 10)
 
     def check_device(self):
