@@ -19,7 +19,7 @@ from pagoda_gateway.batches.batch_store import LEASE_SECONDS, Answer, BatchStore
 from pagoda_gateway.batches.file_store import FileStore
 from pagoda_gateway.batches.line_reader import read_lines
 from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
-from pagoda_gateway.batches.places import Places
+from pagoda_gateway.batches.places import Place, Places
 from pagoda_gateway.batches.validation import Validation, validate
 from pagoda_gateway.errors import StorageFullError, UnavailableError
 from pagoda_gateway.sequences.backoff import pause_seconds
@@ -87,7 +87,9 @@ class BatchRun:
         self._is_answered = False  # every line
         self._full: str = ""  # why no further answer can be kept
         self._over = asyncio.Event()  # no further line begins
-        self._patience: asyncio.Timeout | None = None  # of the line that is next
+        self._open = asyncio.Semaphore(places.num_places)  # lines that have begun
+        self._num_open = self._num_waiting = 0  # of those: what waits to be asked again
+        self._patience: set[asyncio.Timeout] = set()  # of lines that want a place
         self._again: asyncio.Timeout | None = None  # of those that are run again
         self._accounted: Mapping[int, int] = {}  # lines that ran: which attempt
         self._knows_accounts = not batch["num_lines"]  # of a replica before this one
@@ -115,6 +117,16 @@ class BatchRun:
             logger.warning("%s is no longer this replica's", self._id)
         finally:
             timer.cancel()
+
+    @property
+    def tenant(self) -> str:
+        """Whose batch it is."""
+        return str(self._batch["tenant"])
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether all of its lines were refused for now: it holds nothing that others want."""
+        return 0 < self._num_open == self._num_waiting
 
     def leave(self) -> None:
         """Begin no further line; `run` ends when those that run have ended."""
@@ -172,11 +184,12 @@ class BatchRun:
             asyncio.TaskGroup() as running,
         ):
             async for request in unanswered:
-                if not await self._take_place():
+                place = Place(self._places)
+                if not await self._begin_line(place):
                     return
-                task = running.create_task(self._run_line(request))
+                task = running.create_task(self._run_line(request, place))
                 # Not at the end of the work: a task that is cancelled early never begins it.
-                task.add_done_callback(lambda _: self._places.free())
+                task.add_done_callback(lambda _, place=place: self._end_line(place))
         self._is_answered = not self._over.is_set() or await self._has_all_answers()
 
     async def _open_lines(self) -> AsyncGenerator[LineRequest]:
@@ -208,22 +221,38 @@ class BatchRun:
                 return False
         return True
 
-    async def _take_place(self) -> bool:
-        """Wait for a place; False: the batch is to end."""
+    async def _begin_line(self, place: Place) -> bool:
+        """Wait for a place, and for the end of a line if enough have begun; False: as below."""
+        if not await self._unless_over(self._open.acquire):
+            return False
+        if not await self._unless_over(place.take):
+            self._open.release()
+            return False
+        self._num_open += 1
+        return True
+
+    def _end_line(self, place: Place) -> None:
+        place.free()
+        self._num_open -= 1
+        self._open.release()
+
+    async def _unless_over(self, take: Callable[[], Awaitable[object]]) -> bool:
+        """Wait for something to be taken; False: it is not, the batch is to end."""
         if self._over.is_set():
             return False
         try:
-            async with asyncio.timeout(None) as self._patience:
-                await self._places.take()
+            async with asyncio.timeout(None) as patience:
+                self._patience.add(patience)
+                await take()
         except TimeoutError:
             return False
         finally:
-            self._patience = None
+            self._patience.discard(patience)
         return True
 
-    async def _run_line(self, request: LineRequest) -> None:
+    async def _run_line(self, request: LineRequest, place: Place) -> None:
         """Run one line in the place that was taken for it."""
-        answer = await self._answer(request)
+        answer = await self._answer(request, place)
         if answer is not None:
             await self._store(request, answer)
 
@@ -278,7 +307,7 @@ class BatchRun:
             pause = pause_seconds(number, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             await asyncio.sleep(max(answer.retry_after_seconds, pause))
 
-    async def _answer(self, request: LineRequest) -> Answer | None:
+    async def _answer(self, request: LineRequest, place: Place) -> Answer | None:
         """Return a line's answer; None: the batch ends before there is one."""
         if self._full:
             return request.failed(StorageFullError.code, self._full)
@@ -290,11 +319,21 @@ class BatchRun:
             if answer.retry_after_seconds is None or number == MAX_TRIES - 1:
                 break
             pause = pause_seconds(number, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(answer.retry_after_seconds, pause)):
-                    await self._over.wait()
+            if not await self._pause(max(answer.retry_after_seconds, pause), place):
                 return None
         return request.answered(attempt, answer)
+
+    async def _pause(self, seconds: float, place: Place) -> bool:
+        """Wait, and leave the place to other batches meanwhile; False: the batch is to end."""
+        place.free()
+        self._num_waiting += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._over.wait()
+        finally:
+            self._num_waiting -= 1
+        return await self._unless_over(place.take)
 
     async def _store(self, request: LineRequest, answer: Answer) -> None:
         try:
@@ -383,7 +422,8 @@ class BatchRun:
 
     def _stop_lines(self) -> None:
         self._over.set()
-        _end_now(self._patience)
+        for patience in self._patience:
+            _end_now(patience)
 
 
 def _end_now(timeout: asyncio.Timeout | None) -> None:

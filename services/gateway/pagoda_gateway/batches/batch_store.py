@@ -205,10 +205,10 @@ class BatchStore:
         """Set when a client changes something here next; take it before you look."""
         return self._changed
 
-    async def claim(self, owner: str) -> sa.RowMapping | None:
+    async def claim(self, owner: str, but_of: Sequence[str] = ()) -> sa.RowMapping | None:
         """Take the lease of a batch that nobody works on; None: there is none.
 
-        Tenants with fewer batches at work come first, then older batches.
+        Tenants with fewer batches at work come first, then older batches; `but_of` are left out.
         """
         now = self._lease_now()
         is_free = sa.not_(_is_leased(BATCHES, now))
@@ -221,7 +221,7 @@ class BatchStore:
         )
         candidates = (
             sa.select(BATCHES.c.batch_id)
-            .where(BATCHES.c.status.in_(UNFINISHED), is_free)
+            .where(BATCHES.c.status.in_(UNFINISHED), is_free, BATCHES.c.tenant.not_in(but_of))
             .order_by(at_work, BATCHES.c.batch_id)
             .limit(_CANDIDATES)
         )

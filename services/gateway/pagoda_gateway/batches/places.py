@@ -39,3 +39,23 @@ class Places:
         """Give one back that was taken."""
         self.num_taken -= 1
         self._queue.release()
+
+
+class Place:
+    """One line's place: not its own while the line waits to be asked again."""
+
+    def __init__(self, places: Places) -> None:
+        """Have none yet."""
+        self._places = places
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Wait for one; see `Places.take`."""
+        await self._places.take()
+        self._is_taken = True
+
+    def free(self) -> None:
+        """Give it back if it is taken."""
+        if self._is_taken:
+            self._is_taken = False
+            self._places.free()

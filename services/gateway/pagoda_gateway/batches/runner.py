@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 
 from sqlalchemy import RowMapping
@@ -22,6 +23,7 @@ POLL_SECONDS = 2.0  # other replicas tell nobody of what they took or left
 SWEEP_SECONDS = 60.0
 STOP_SECONDS = 5.0
 MAX_RUNS = 4  # batches at once; they share the lines' places
+MAX_WAITING_RUNS = 60  # beside them, all of whose lines wait for their tenant's limits
 
 
 class BatchRunner:
@@ -59,9 +61,9 @@ class BatchRunner:
     async def _look(self) -> None:
         while True:
             batch, change = None, self._batches.change
-            if len(self._runs) < MAX_RUNS:
+            if self._has_room:
                 with _logged("no batch can be looked for"):
-                    batch = await self._batches.claim(self._options.owner)
+                    batch = await self._batches.claim(self._options.owner, self._full_tenants)
             if batch is None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
@@ -72,6 +74,17 @@ class BatchRunner:
             )
             self._runs.add(run)
             self._tasks.start(self._run(run, batch), name=batch["batch_id"])
+
+    @property
+    def _has_room(self) -> bool:
+        num_busy = sum(not run.is_waiting for run in self._runs)
+        return num_busy < MAX_RUNS and len(self._runs) < MAX_RUNS + MAX_WAITING_RUNS
+
+    @property
+    def _full_tenants(self) -> list[str]:
+        """Return who has as many batches here as may run: waiting ones leave the others room."""
+        runs = Counter(run.tenant for run in self._runs)
+        return [tenant for tenant, num_runs in runs.items() if num_runs >= MAX_RUNS]
 
     async def _run(self, run: BatchRun, batch: RowMapping) -> None:
         metrics.BATCHES.inc()
