@@ -15,7 +15,6 @@ from pagoda_gateway.accounts.limits.counters import LEASE_SECONDS, Counters, Cou
 
 pytestmark = pytest.mark.integration
 
-GENERATION = "test"
 ALL = {
     "requests_per_minute": 5, "tokens_per_minute": 100, "concurrent_requests": 3,
     "daily_budget_micros": 1000, "monthly_budget_micros": 2000,
@@ -25,7 +24,7 @@ ALL = {
 @pytest_asyncio.fixture
 async def counters(client: Redis, now: Now) -> Counters:
     counters = counters_on(client, now)
-    await counters.open("acme", GENERATION)
+    await counters.open("acme", (await counters.generation()).name)
     for scope in ("key:key-1", "tenant:acme-prod", "organisation:acme"):
         await seed(counters, now, scope)
     return counters
@@ -247,7 +246,7 @@ async def test_new_counters_ask_to_be_opened_and_seeded(client: Redis, now: Now)
     key = key_with(tenant=ALL, organisation=ALL)
     hold = hold_of("r1", key, 10)
     assert (await counters.reserve(hold)).kind == "new"
-    await counters.open("acme", GENERATION)
+    await counters.open("acme", (await counters.generation()).name)
     answer = await counters.reserve(hold)
     assert (answer.kind, answer.scope) == ("seed", "tenant:acme-prod")
     await seed(counters, now, "tenant:acme-prod", 985, 985)
@@ -298,3 +297,19 @@ async def test_redis_without_memory_is_said_to_have_none(client: Redis, counters
             await counters.reserve(hold_of("r1", key_with(tenant=ALL)))
     finally:
         await client.config_set("maxmemory", "0")
+
+
+async def test_counters_of_another_generation_are_not_opened(
+    counters: Counters, client: Redis
+) -> None:
+    """Nobody knows how old they are, nor who has told them what he holds."""
+    key = key_with(tenant=ALL)
+    before = (await counters.generation()).name
+    await client.flushall()
+    await counters.open("acme", before)
+    assert (await counters.reserve(hold_of("r1", key))).kind == "new"
+    await counters.generation()
+    await counters.open("acme", before)
+    assert (await counters.reserve(hold_of("r1", key))).kind == "new"
+    await counters.open("acme", (await counters.generation()).name)
+    assert (await counters.reserve(hold_of("r1", key))).kind == "seed"

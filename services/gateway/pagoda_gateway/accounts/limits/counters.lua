@@ -3,7 +3,7 @@
 --
 -- KEYS[1]: a prefix; every key begins with it:
 --   <it>generation      which counters these are: other ones after a loss
---   <it>open:<org>      the generation; without, the organisation is not open
+--   <it>open:<org>      the generation; without, or with another, the organisation is not open
 --   <it>scope:<scope>   one scope's state; a scope is `key:<id>`, `tenant:<id>` or
 --                       `organisation:<id>`. Those of a tenant go with it to another organisation.
 --   <it>held:<org>      request id -> its hold, of requests that came in for this organisation
@@ -283,9 +283,11 @@ local function reserve(item)
   return {'taken', today, {}, usages(item.scopes)}
 end
 
+local function is_generation(name) return name and name == redis.call('GET', prefix .. 'generation') end
+
 -- Take holds, each by itself.
 function operations.reserve()
-  local replies, is_open = {}, redis.call('EXISTS', prefix .. 'open:' .. organisation) == 1
+  local replies, is_open = {}, is_generation(redis.call('GET', prefix .. 'open:' .. organisation))
   if is_open then reap() end
   for index, item in ipairs(arguments.items) do
     replies[index] = is_open and reserve(item) or {'new'}
@@ -361,9 +363,12 @@ function operations.put()
   return #arguments.items
 end
 
--- Begin to count for an organisation, in this generation of counters.
+-- Begin to count for an organisation, if these are still the counters that the gateway means: of
+-- others it does not know how old they are, and who has told them what he holds.
 function operations.open()
-  redis.call('SET', prefix .. 'open:' .. organisation, arguments.generation, 'NX')
+  if is_generation(arguments.generation) then
+    redis.call('SET', prefix .. 'open:' .. organisation, arguments.generation)
+  end
   return 1
 end
 

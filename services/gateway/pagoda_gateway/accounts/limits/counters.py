@@ -240,7 +240,7 @@ class Counters:
         await self._call(organisation, "put", items=items)
 
     async def open(self, organisation: str, generation: str) -> None:
-        """Begin to count for an organisation."""
+        """Begin to count for an organisation, unless the counters are of another generation now."""
         await self._call(organisation, "open", generation=generation)
 
     async def held_ids(self, organisation: str) -> set[str]:
