@@ -106,7 +106,7 @@ async def running_replicas(
                     running_gateway(
                         common, bus, model_folder, worker,
                         admin_key=ADMIN_KEY, keepalive_seconds=0.4, limit_queue_requests=2,
-                        limit_queue_seconds=5.0, **settings,
+                        **{"limit_queue_seconds": 5.0, **settings},
                     )
                 )
                 for worker in workers

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
@@ -189,7 +190,7 @@ class BatchRun:
                     return
                 task = running.create_task(self._run_line(request, place))
                 # Not at the end of the work: a task that is cancelled early never begins it.
-                task.add_done_callback(lambda _, place=place: self._end_line(place))
+                task.add_done_callback(partial(self._end_line, place))
         self._is_answered = not self._over.is_set() or await self._has_all_answers()
 
     async def _open_lines(self) -> AsyncGenerator[LineRequest]:
@@ -231,7 +232,7 @@ class BatchRun:
         self._num_open += 1
         return True
 
-    def _end_line(self, place: Place) -> None:
+    def _end_line(self, place: Place, _line: asyncio.Task[None]) -> None:
         place.free()
         self._num_open -= 1
         self._open.release()

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.types import Scope
 
-from pagoda_gateway.accounts.keys import ApiKey
+from pagoda_gateway.accounts.keys import ApiKey, Authenticator
+from pagoda_gateway.http.request_head import header
 from pagoda_gateway.sequences.request import ServiceTier
 
 _SCOPE_NAME = "pagoda.caller"
@@ -65,3 +66,21 @@ def caller_of(request: Request) -> Caller:
     """Return who sent `request`."""
     caller: Caller = request.scope[_SCOPE_NAME]
     return caller
+
+
+async def key_of(scope: Scope, authenticator: Authenticator) -> ApiKey:
+    """Return the key that a request has in its head, as it is now.
+
+    Raises:
+        GatewayError: see `Authenticator.authenticate`.
+    """
+    address = (scope.get("client") or ("",))[0]
+    return await authenticator.authenticate(authorization_of(scope), address=address)
+
+
+def authorization_of(scope: Scope) -> str | None:
+    """Return the Authorization header; Anthropic's clients send the key in one of its own."""
+    if authorization := header(scope, b"authorization"):
+        return authorization
+    key = header(scope, b"x-api-key")
+    return f"Bearer {key}" if key else None

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda_gateway import metrics
 from pagoda_gateway.accounts.keys import AdminKey, Authenticator
 from pagoda_gateway.errors import GatewayError, InternalError
-from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.caller import Caller, authorization_of, key_of
 from pagoda_gateway.http.error_shape import error_body, is_anthropics
 from pagoda_gateway.http.generation.request_policy import CACHE_HEADER, cache_of
 from pagoda_gateway.http.ignored_fields import IGNORED_HEADER, ignored_of
@@ -101,11 +101,9 @@ class RequestMiddleware:
             if caller is None:
                 key = None
                 if self._admin_key is not None and is_administration(scope["path"]):
-                    self._admin_key.check(_authorization(scope))
+                    self._admin_key.check(authorization_of(scope))
                 elif scope["path"] not in OPEN_PATHS:
-                    key = await self._authenticator.authenticate(
-                        _authorization(scope), address=(scope.get("client") or ("",))[0]
-                    )
+                    key = await key_of(scope, self._authenticator)
                 Caller(request_id, client_id, key, arrived, arrived_seconds=arrived_seconds).enter(
                     scope
                 )
@@ -139,11 +137,3 @@ class RequestMiddleware:
 def is_administration(path: str) -> bool:
     """Tell whether a path is for the administration's key alone."""
     return path.startswith(f"{ADMIN_PATH}/") or path in (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)
-
-
-def _authorization(scope: Scope) -> str | None:
-    """Return the Authorization header; Anthropic's clients send the key in one of its own."""
-    if authorization := header(scope, b"authorization"):
-        return authorization
-    key = header(scope, b"x-api-key")
-    return f"Bearer {key}" if key else None

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pagoda.rpc.v1.usage_pb2 import UsageClose, UsageOpen
@@ -40,6 +40,8 @@ class LimitedRequest:
         most_output_tokens: asked while the request runs: all that it may still come to.
         service_tier: a line of a batch is refused where others wait: its batch asks again.
         arrived_unix_seconds: when it came.
+        ask_again: returns its key as it is by now, with its limits; raises GatewayError if it may
+            not run any more.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class LimitedRequest:
     most_output_tokens: Callable[[], int]
     service_tier: str
     arrived_unix_seconds: float
+    ask_again: Callable[[], Awaitable[ApiKey]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,9 @@ class Reservation:
         Raises:
             RateLimitError: it is over a limit, and must not or need not wait.
             UnavailableError: limits cannot be counted now.
+            GatewayError: its key was revoked while it waited, or may ask for less than before.
         """
-        check_size([_as_known(scope, self._key) for scope in self._key.scopes], self._hold.amount)
+        self._check_size()
         try:
             await self._enter()
             self._is_held = True
@@ -179,18 +183,30 @@ class Reservation:
             async with lines.turn(tenant, seconds):
                 await self._wait(deadline)
                 return
-        if excesses := await self._try():  # it never was the first
+        if excesses := await self._try_again():  # it never was the first
             raise self._refused(excesses)
 
     async def _wait(self, deadline: float) -> None:
         """Ask again and again until there is room, or no more patience."""
         loop = asyncio.get_running_loop()
-        while excesses := await self._try():
+        while excesses := await self._try_again():
             if not self._may_wait(excesses, deadline - loop.time()):
                 raise self._refused(excesses)
             wait = min(ASK_AGAIN_SECONDS, (worst_of(excesses).wait_ms or math.inf) / 1000)
             await self._limits.limiter.released(self._key.organisation, wait)
         metrics.LIMITED_WAITS.inc()
+
+    async def _try_again(self) -> tuple[Excess, ...]:
+        """Take all by the limits that there are by now, or return why not."""
+        key = await self._request.ask_again()
+        if key != self._key:  # what was refused took nothing
+            self._key = key
+            self._hold = Hold(self._request.request_id, key, self._most(), self._most)
+            self._check_size()
+        return await self._try()
+
+    def _check_size(self) -> None:
+        check_size([_as_known(scope, self._key) for scope in self._key.scopes], self._hold.amount)
 
     async def _try(self) -> tuple[Excess, ...]:
         """Take all, or return why not."""

@@ -64,7 +64,17 @@ class Chains:
 def _check(
     connection: sa.Connection, tenant: str, after: tuple[int, str] | None, limit: int
 ) -> ChainCheck:
-    chain = _chain(connection, tenant)
+    while True:
+        chain = _chain(connection, tenant)
+        found = _check_from(connection, chain, after, limit)
+        # What is missing may have been cut off since the chain was read.
+        if found.break_ is None or _chain(connection, tenant)["cut_number"] == chain["cut_number"]:
+            return found
+
+
+def _check_from(
+    connection: sa.Connection, chain: sa.RowMapping, after: tuple[int, str] | None, limit: int
+) -> ChainCheck:
     cut = chain["cut_number"], chain["cut_hash"]
     # What was checked may be cut off before the next part is.
     number, digest = max(after, cut) if after else cut

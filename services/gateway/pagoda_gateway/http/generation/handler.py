@@ -15,12 +15,13 @@ from opentelemetry.trace import Span, set_span_in_context
 from starlette.requests import Request
 from starlette.types import Scope
 
+from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest
 from pagoda_gateway.errors import InvalidRequestError
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.body import read_object, validated
 from pagoda_gateway.http.body_reader import BodyReader
-from pagoda_gateway.http.caller import Caller, caller_of
+from pagoda_gateway.http.caller import Caller, caller_of, key_of
 from pagoda_gateway.http.generation.form_check import FormCheck
 from pagoda_gateway.http.generation.prefix_watch import PrefixWatch
 from pagoda_gateway.http.generation.request_policy import RequestPolicy
@@ -106,7 +107,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 generation, processed = await self._process(
                     admitted, caller, span, context, request.scope, held, began
                 )
-                self._limit(generation, caller, request)
+                self._limit(generation, caller, request, admitted.body.model)
                 generation.begin()
                 try:
                     return self._response(generation, caller, translated, processed, admitted, held)
@@ -228,10 +229,18 @@ class GenerationHandler(Generic[Sent, Body]):
         describe_request(generation, body)
         return generation, processed
 
-    def _limit(self, generation: Generation, caller: Caller, request: Request) -> None:
+    def _limit(
+        self, generation: Generation, caller: Caller, request: Request, asked_model: str
+    ) -> None:
         """Have the generation pass the limits of its key, if it has any."""
         if not caller.key.scopes:
             return
+
+        async def ask_again() -> ApiKey:
+            key = await key_of(request.scope, self._gateway.authenticator)
+            self._gateway.model_of(key, asked_model)
+            return key
+
         identity = generation.identity
         generation.gate = self._gateway.limits.reservation(
             caller.key,
@@ -242,6 +251,7 @@ class GenerationHandler(Generic[Sent, Body]):
                 most_output_tokens=generation.most_output_tokens,
                 service_tier=identity.service_tier,
                 arrived_unix_seconds=identity.arrived_unix_seconds,
+                ask_again=ask_again,
             ),
             lambda headers: note_limits(request.scope, headers),
         )

@@ -1,7 +1,7 @@
 """What a request hears that waits for room; its limiter here says what it is told to."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from pagoda_gateway.accounts.limits.counters import Answer, Excess, Usage
 from pagoda_gateway.accounts.limits.hold import Amount
 from pagoda_gateway.accounts.limits.reservation import LimitedRequest, Limits, Reservation
 from pagoda_gateway.accounts.limits.waiting_line import WaitingLines
-from pagoda_gateway.errors import RateLimitError
+from pagoda_gateway.errors import AuthenticationError, RateLimitError
 
 KEY = key_with(key={"concurrent_requests": 1, "is_queueing": True, "tokens_per_minute": 50})
 USED = Usage(1, 0, 1, 0, running=1, day_spent=0, day_held=0, month_spent=0, month_held=0)
@@ -70,8 +70,9 @@ async def test_rates_count_what_was_computed_and_budgets_what_is_billed(
 ) -> None:
     limiter: Any = Roomy()
     limits = Limits(limiter, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
-    request = LimitedRequest("r", "tiny", 5, lambda: 40, "default", 0.0)
-    reservation = limits.reservation(key_with(key={"tokens_per_minute": 50}), request, headers)
+    key = key_with(key={"tokens_per_minute": 50})
+    request = LimitedRequest("r", "tiny", 5, lambda: 40, "default", 0.0, still(key))
+    reservation = limits.reservation(key, request, headers)
     await reservation.enter()
     reservation.settle(opened, UsageClose(num_prompt_tokens=5, num_output_tokens=2), num_tokens)
     assert limiter.ends == [end]
@@ -83,12 +84,14 @@ def reservations(
     num_tokens: int = 1,
     tier: str = "default",
     excess: Excess | None = None,
+    ask_again: Callable[[], Awaitable[ApiKey]] | None = None,
 ) -> Sequence[Reservation]:
+    again = ask_again or still(key)
     full: Any = Full(excess or Excess(key.scopes[0], "running", used=1, held=0, wait_ms=None))
     limits = Limits(full, PRICES, WaitingLines(5), queue_seconds=30.0, is_open=False)
     return [
         limits.reservation(
-            key, LimitedRequest(f"r{n}", "tiny", num_tokens, lambda: 1, tier, 0.0), headers
+            key, LimitedRequest(f"r{n}", "tiny", num_tokens, lambda: 1, tier, 0.0, again), headers
         )
         for n in range(number)
     ]
@@ -96,6 +99,13 @@ def reservations(
 
 def headers(given: dict[str, str]) -> None:
     pass
+
+
+def still(key: ApiKey) -> Callable[[], Awaitable[ApiKey]]:
+    async def ask_again() -> ApiKey:
+        return key
+
+    return ask_again
 
 
 @asynccontextmanager
@@ -124,6 +134,22 @@ async def test_a_key_that_took_anothers_place_is_called_by_its_own_id() -> None:
     (large,) = reservations(1, rotated, num_tokens=100)
     with pytest.raises(RateLimitError, match="Request too large for the API key 'key-2'"):
         await large.enter()
+
+
+async def test_who_waits_is_refused_when_his_key_is() -> None:
+    async def revoked() -> ApiKey:
+        raise AuthenticationError("Incorrect API key provided.")
+
+    (one,) = reservations(1, ask_again=revoked)
+    with pytest.raises(AuthenticationError):
+        await one.enter()
+
+
+async def test_who_waits_goes_by_the_limits_that_there_are_by_now() -> None:
+    lower = key_with(key={"concurrent_requests": 1, "is_queueing": True, "tokens_per_minute": 9})
+    (one,) = reservations(1, num_tokens=20, ask_again=still(lower))
+    with pytest.raises(RateLimitError, match="limit 9, requested 21"):
+        await one.enter()
 
 
 def num_refused(dimension: str) -> float:

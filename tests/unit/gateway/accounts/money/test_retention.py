@@ -11,7 +11,7 @@ from pagoda.rpc.v1.status_pb2 import Role
 from pagoda.rpc.v1.usage_pb2 import SequenceUsage
 from pagoda_gateway.accounts.database import Database
 from pagoda_gateway.accounts.ledger import Ledger
-from pagoda_gateway.accounts.money import retention
+from pagoda_gateway.accounts.money import chains, retention
 from pagoda_gateway.accounts.money.chains import Chains
 from pagoda_gateway.accounts.money.retention import Retention
 from pagoda_gateway.accounts.money.sealing import DAY_SECONDS
@@ -47,10 +47,25 @@ async def test_receipts_go_from_the_beginning_of_each_chain(
     assert sorted(await rows()) == [f"{t}{day}" for t in "ab" for day in range(10, 21)]
     assert await keeper.forget_old() == 0
     assert await statements.balances() == before
-    chains = Chains(ledger.database)
+    found = Chains(ledger.database)
     for tenant in ("a", "b"):
-        check = await chains.check(tenant, limit=100)
+        check = await found.check(tenant, limit=100)
         assert (check.break_, check.num_checked, check.last_number) == (None, 11, 20)
+
+
+async def test_what_is_forgotten_while_a_chain_is_checked_is_not_missing(
+    ledger: Ledger, keeper: Retention, now: Now, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on PostgreSQL, where a chain and its receipts are read one after the other."""
+    for day in range(1, 21):
+        await apply_at(ledger, f"r{day:02}", "t", day)
+    stale = await ledger.database.call(lambda c: chains._chain(c, "t"))
+    now.seconds = 20.0 * DAY_SECONDS
+    await keeper.forget_old()
+    read, reads = chains._chain, iter([stale])
+    monkeypatch.setattr(chains, "_chain", lambda c, tenant: next(reads, None) or read(c, tenant))
+    check = await Chains(ledger.database).check("t", limit=100)
+    assert (check.break_, check.num_checked, check.last_number) == (None, 11, 20)
 
 
 async def test_what_is_cut_off_by_hand_is_found_beyond_the_anchor(
