@@ -24,6 +24,7 @@ CHECKS = (
 )
 GENERATING = (  # of each some requests must have been good enough to be served
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+    "/v1/messages/batches",
 )  # fmt: skip
 LIMITS = {  # so that no request takes long
     "PAGODA_GATEWAY_RECEIPT_WAIT_SECONDS": "1",  # most that are asked for are of no request

@@ -18,6 +18,10 @@ def before_call(
     """Name the model that is served, where a model is named: any other is a 404."""
     if "model_id" in (case.path_parameters or {}):
         case.path_parameters["model_id"] = MODEL
+    if isinstance(case.body, dict) and isinstance(case.body.get("requests"), list):
+        for request in case.body["requests"]:
+            if isinstance(request, dict) and isinstance(request.get("params"), dict):
+                request["params"]["model"] = MODEL
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
         limit = "max_output_tokens" if "responses" in case.path else "max_tokens"
         case.body = {**_thinned(case.body), "model": MODEL}

@@ -41,8 +41,8 @@ class GatewaySettings(ServiceSettings):
     trusted_proxies: list[str] = Field(
         [],
         description="Addresses and networks of proxies, as JSON, such as "
-        '["10.0.0.5", "fd00::/8"], whose X-Forwarded-For says where a request is from; others\' is '
-        "not looked at.",
+        '["10.0.0.5", "fd00::/8"], whose X-Forwarded-For says where a request is from and whose '
+        "X-Forwarded-Proto by which scheme; others' are not looked at.",
     )
     ledger_url: SecretStr = Field(
         SecretStr(""),

@@ -12,6 +12,7 @@ from pagoda_gateway.anthropic.schemas import CountTokensBody, MessagesBody
 from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.embeddings.schemas import EmbeddingsBody
 from pagoda_gateway.http.middleware import OPEN_PATHS
+from pagoda_gateway.message_batches.schemas import MessageBatchBody
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.tokens import DetokenizeBody, TokenizeBody
@@ -25,6 +26,7 @@ BODIES = {
     "/v1/embeddings": EmbeddingsBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/messages/batches": MessageBatchBody,
     "/v1/responses": ResponsesBody,
     "/v1/batches": BatchBody,
     "/tokenize": TokenizeBody,

@@ -251,6 +251,20 @@ async def test_a_batch_has_its_discount(priced: Running) -> None:
     assert discount["micros"] < 0
 
 
+async def test_a_batch_of_messages_has_its_discount(priced: Running) -> None:
+    path, http = "/v1/messages/batches", priced.http
+    requests = [{"custom_id": "one", "params": CHAT}]
+    batch = (await http.post(path, json={"requests": requests})).json()
+    async with asyncio.timeout(60):
+        while batch["processing_status"] != "ended":
+            batch = (await http.get(f"{path}/{batch['id']}")).json()
+    line = orjson.loads((await http.get(batch["results_url"])).text)
+    receipt = await ledgers(priced, line["result"]["message"]["id"].removeprefix("msg_"))
+    assert receipt["service_tier"] == "batch"
+    discount = receipt["cost"]["lines"][-1]
+    assert (discount["item"], discount["percent"]) == ("batch_discount", 50)
+
+
 async def test_the_administration_sees_all_receipts_and_tenants_their_own(priced: Running) -> None:
     await admin(priced, "POST", "tenants", {"id": "rival"})
     key = await admin(priced, "POST", "keys", {"tenant": "rival"})

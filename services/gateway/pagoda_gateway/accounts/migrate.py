@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pagoda_runtime.errors import RuntimeServiceError
 
 FOLDER = Path(__file__).with_name("migrations")
-LAST_REVISION = "0013"
+LAST_REVISION = "0014"
 WAIT_SECONDS = 60  # for another gateway that migrates
 _LOCK = 0x7061676F6461  # "pagoda": an advisory lock is a number
 

@@ -16,7 +16,8 @@ from sqlalchemy import RowMapping
 from sqlalchemy.exc import SQLAlchemyError
 
 from pagoda_gateway import metrics
-from pagoda_gateway.batches.batch_store import LEASE_SECONDS, Answer, BatchStore, LeaseLostError
+from pagoda_gateway.batches.answer import Answer
+from pagoda_gateway.batches.batch_store import LEASE_SECONDS, BatchStore, LeaseLostError
 from pagoda_gateway.batches.file_store import FileStore
 from pagoda_gateway.batches.line_reader import read_lines
 from pagoda_gateway.batches.line_request import MAX_TRIES, Ask, LineRequest
@@ -93,7 +94,7 @@ class BatchRun:
         self._patience: set[asyncio.Timeout] = set()  # of lines that want a place
         self._again: asyncio.Timeout | None = None  # of those that are run again
         self._accounted: Mapping[int, int] = {}  # lines that ran: which attempt
-        self._knows_accounts = not batch["num_lines"]  # of a replica before this one
+        self._knows_accounts = not self._has_run  # of a replica before this one
 
     async def run(self) -> None:
         """Work until the end; a lease that is lost is one.
@@ -144,6 +145,11 @@ class BatchRun:
         """Whether a replica found the window over before, and has given up some lines."""
         return self._batch["finalizing_unix_seconds"] is not None
 
+    @property
+    def _has_run(self) -> bool:
+        """Whether lines may have run at a replica before."""
+        return self._batch["in_progress_unix_seconds"] is not None
+
     async def _work(self) -> None:
         if not await self._answer_accounted():
             return
@@ -180,6 +186,8 @@ class BatchRun:
 
     async def _answer_lines(self) -> None:
         """Run every line without an answer; return early when the batch is to end."""
+        if self._batch["status"] == "in_progress" and not self._has_run:
+            await self._batches.note(self._id, self._options.owner, "in_progress")
         async with (
             contextlib.aclosing(self._open_lines()) as unanswered,
             asyncio.TaskGroup() as running,
@@ -369,7 +377,7 @@ class BatchRun:
             if is_expired:
                 hours = self._batch["completion_window"]
                 message = f"This request was not run within the completion window of {hours}."
-                await self._batches.give_up_lines(self._id, owner)
+                await self._batches.note(self._id, owner, "finalizing")
                 await self._fail_lines("batch_expired", message)
             status = "expired" if is_expired else "completed"
             if await self._batches.finish(self._batch, owner, status):
@@ -384,16 +392,17 @@ class BatchRun:
 
     async def _has_begun(self) -> bool:
         """Tell whether the input was found good, by this replica or by one before it."""
-        row = await self._batches.get(self._batch["tenant"], self._id)
+        row = await self._batches.get(self._batch["tenant"], self._id, of_messages=None)
         return bool(row["num_lines"])
 
     async def _fail_lines(self, code: str, message: str) -> None:
         """Answer every line that has no answer with an error, some at once."""
-        lost = "This request ran, and has a receipt, but its answer was lost."
+        not_run = (code, message)
+        lost = ("answer_lost", "This request ran, and has a receipt, but its answer was lost.")
         async with contextlib.aclosing(self._open_groups()) as groups:
             async for group in groups:
                 failed = [
-                    request.failed(code, lost if request.number in self._accounted else message)
+                    request.failed(*(lost if request.number in self._accounted else not_run))
                     for request in group
                 ]
                 await self._record(failed, is_limited=False)

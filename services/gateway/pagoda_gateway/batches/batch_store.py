@@ -6,17 +6,19 @@ database server's, or the host's that has the file. Knows no request and no file
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.tables import USAGE
 from pagoda_gateway.accounts.usage_rows import FAILED, LOST
+from pagoda_gateway.batches.answer import Answer
 from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
-from pagoda_gateway.batches.schemas import BatchBody
+from pagoda_gateway.batches.ids import shown_id
+from pagoda_gateway.batches.schemas import MESSAGES, BatchBody
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILES
 from pagoda_gateway.errors import InvalidRequestError, NotFoundError, OverloadedError, shorten
 from pagoda_runtime.identity import new_ulid
@@ -39,35 +41,6 @@ _ENDED = sa.func.coalesce(
 
 class LeaseLostError(Exception):
     """Another replica has the batch, or nobody: whoever thought it its own stops."""
-
-
-class LineUsage(NamedTuple):
-    """Tokens that a line took, cached ones and those of reasoning included."""
-
-    num_input_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    num_reasoning_tokens: int = 0
-
-
-NO_USAGE = LineUsage()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A line's answer.
-
-    Attributes:
-        line: of the input file, from 1.
-        has_error: it belongs into the error file.
-        data: JSON and a line feed.
-        usage: what the answer says that it took.
-    """
-
-    line: int
-    has_error: bool
-    data: bytes
-    usage: LineUsage = NO_USAGE
 
 
 class BatchStore:
@@ -110,22 +83,48 @@ class BatchStore:
                 f"'input_file_id' is a file for {file['purpose']}; it must be one for batch",
                 param="input_file_id",
             )
+        keep = body.output_expires_after
+        most = self._files.limits.keep_seconds
+        return await self._create(
+            tenant=tenant,
+            api_key_id=api_key_id,
+            endpoint=body.endpoint,
+            input_file_id=body.input_file_id,
+            completion_window=body.completion_window,
+            request_metadata=body.metadata,
+            output_keep_seconds=min(most, keep.seconds) if keep else most,
+            status="validating",
+            num_lines=0,
+        )
+
+    async def create_of_messages(
+        self, tenant: str, api_key_id: str, *, input_file_id: str, num_lines: int, model: str
+    ) -> sa.RowMapping:
+        """Take a batch of messages, whose lines were found good already; return its row.
+
+        It is in_progress, and has a moment of that once lines of it may have run.
+
+        Raises:
+            OverloadedError: the tenant has too many.
+        """
+        return await self._create(
+            tenant=tenant,
+            api_key_id=api_key_id,
+            endpoint=MESSAGES,
+            input_file_id=input_file_id,
+            completion_window="24h",
+            output_keep_seconds=self._files.limits.keep_seconds,
+            status="in_progress",
+            num_lines=num_lines,
+            model=model,
+        )
+
+    async def _create(self, *, tenant: str, **given: Any) -> sa.RowMapping:
         now = self.clock()
         batch_id = f"batch_{new_ulid(now).lower()}"
-        keep = body.output_expires_after
-        values = {
+        values = given | {
             "batch_id": batch_id,
             "tenant": tenant,
-            "api_key_id": api_key_id,
-            "endpoint": body.endpoint,
-            "input_file_id": body.input_file_id,
-            "completion_window": body.completion_window,
-            "request_metadata": body.metadata,
-            "output_keep_seconds": min(
-                self._files.limits.keep_seconds, keep.seconds if keep else float("inf")
-            ),
-            "status": "validating",
-            "num_lines": 0,
             "num_completed": 0,
             "num_failed": 0,
             "created_unix_seconds": now,
@@ -144,19 +143,23 @@ class BatchStore:
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
             connection.execute(sa.insert(BATCHES).values(values))
+            if values["status"] == "in_progress":
+                _begin_files(connection, values, now)
 
         await self._database.call(create)
         self._notify()
-        return await self.get(tenant, batch_id)
+        return await self.get(tenant, batch_id, of_messages=None)
 
-    async def get(self, tenant: str, batch_id: str) -> sa.RowMapping:
-        """Return a batch's row.
+    async def get(
+        self, tenant: str, batch_id: str, *, of_messages: bool | None = False
+    ) -> sa.RowMapping:
+        """Return a batch's row; `of_messages`: in which API it has to be, None: in any.
 
         Raises:
             NotFoundError: this tenant has no such batch.
         """
         statement = sa.select(BATCHES).where(
-            BATCHES.c.tenant == tenant, BATCHES.c.batch_id == comparable(batch_id)
+            BATCHES.c.batch_id == comparable(batch_id), *_of(tenant, of_messages)
         )
         row = await self._database.first(statement)
         if row is None:
@@ -164,16 +167,31 @@ class BatchStore:
         return row
 
     async def list_batches(
-        self, tenant: str, *, after: str | None, limit: int
+        self,
+        tenant: str,
+        *,
+        after: str | None,
+        limit: int,
+        before: str | None = None,
+        of_messages: bool = False,
     ) -> list[sa.RowMapping]:
-        """Return up to `limit` + 1 rows, the newest first; `after` is the last id before."""
-        statement = sa.select(BATCHES).where(BATCHES.c.tenant == tenant)
-        statement = statement.order_by(BATCHES.c.batch_id.desc()).limit(limit + 1)
+        """Return up to `limit` + 1 rows, the newest first; `after` is the last id before.
+
+        With `before`, the first id of the page behind, they are the next newer ones, the oldest
+        first.
+        """
+        key = BATCHES.c.batch_id
+        statement = sa.select(BATCHES).where(*_of(tenant, of_messages)).limit(limit + 1)
+        statement = statement.order_by(key.desc() if before is None else key)
         if after is not None:
-            statement = statement.where(BATCHES.c.batch_id < comparable(after))
+            statement = statement.where(key < comparable(after))
+        if before is not None:
+            statement = statement.where(key > comparable(before))
         return await self._database.rows(statement)
 
-    async def cancel(self, tenant: str, batch_id: str) -> sa.RowMapping:
+    async def cancel(
+        self, tenant: str, batch_id: str, *, of_messages: bool = False
+    ) -> sa.RowMapping:
         """Ask for a batch's end; return its row.
 
         Raises:
@@ -183,22 +201,31 @@ class BatchStore:
         statement = (
             sa.update(BATCHES)
             .where(
-                BATCHES.c.tenant == tenant,
-                BATCHES.c.batch_id == batch_id,
+                BATCHES.c.batch_id == comparable(batch_id),
                 BATCHES.c.status.in_(("validating", "in_progress")),
+                *_of(tenant, of_messages),
             )
             .values(status="cancelling", cancelling_unix_seconds=self.clock())
         )
         await self._database.call(lambda c: c.execute(statement))
-        row = await self.get(tenant, batch_id)
+        row = await self.get(tenant, batch_id, of_messages=of_messages)
         if row["status"] not in ("cancelling", "cancelled"):
             raise InvalidRequestError(
-                f"{batch_id} is {row['status']}; only a batch that is validating or in_progress "
-                "can be cancelled",
+                f"{shown_id(row)} is {row['status']}; only a batch that is validating or "
+                "in_progress can be cancelled",
                 param="batch_id",
             )
         self._notify()
         return row
+
+    async def delete(self, batch: sa.RowMapping) -> None:
+        """Delete a batch that has ended, with its files."""
+        for name in ("input_file_id", "output_file_id", "error_file_id"):
+            if batch[name] is not None:
+                with contextlib.suppress(NotFoundError):  # else the sweeper has it
+                    await self._files.delete(batch["tenant"], batch[name])
+        statement = sa.delete(BATCHES).where(BATCHES.c.batch_id == batch["batch_id"])
+        await self._database.call(lambda c: c.execute(statement))
 
     @property
     def change(self) -> asyncio.Event:
@@ -259,23 +286,13 @@ class BatchStore:
         self._notify()
 
     async def begin(self, batch: sa.RowMapping, owner: str, *, num_lines: int, model: str) -> str:
-        """Note that the input is good; return the status, which may be cancelling.
-
-        The files that answers count in are made here; nobody sees them before the end.
-        """
+        """Note that the input is good; return the status, which may be cancelling."""
         now, batch_id = self.clock(), batch["batch_id"]
 
         def begin(connection: sa.Connection) -> str:
             if (status := self._keep(connection, batch_id, owner)) != "validating":
                 return status
-            for has_errors in (False, True):
-                name = f"{batch_id}_{'errors' if has_errors else 'output'}.jsonl"
-                file = new_file(
-                    answers_file_id(batch_id, has_errors=has_errors), batch["tenant"],
-                    "batch_output", name, now, now + batch["output_keep_seconds"],
-                )  # fmt: skip
-                file |= {"batch_id": batch_id, "has_errors": has_errors}
-                connection.execute(sa.insert(FILES).values(file))
+            _begin_files(connection, batch, now)
             return self._change(
                 connection, batch_id, "in_progress", num_lines=num_lines, model=model
             )
@@ -331,6 +348,8 @@ class BatchStore:
                 )
                 count = "num_failed" if answer.has_error else "num_completed"
                 more = {count: 1, **answer.usage._asdict()}
+                if answer.not_run:
+                    more[f"num_{answer.not_run}"] = 1
                 connection.execute(
                     sa.update(BATCHES)
                     .where(BATCHES.c.batch_id == batch_id)
@@ -348,22 +367,24 @@ class BatchStore:
         )
         return list(await self._database.call(lambda c: c.scalars(statement).all()))
 
-    async def give_up_lines(self, batch_id: str, owner: str) -> None:
-        """Note that the window is over: whoever ends the batch ends it as expired.
+    async def note(
+        self, batch_id: str, owner: str, moment: Literal["in_progress", "finalizing"]
+    ) -> None:
+        """Note that lines begin to run, or that the window is over: it ends as expired then.
 
         Raises:
             LeaseLostError: it is no longer the owner's.
         """
 
-        def give_up(connection: sa.Connection) -> None:
+        def note(connection: sa.Connection) -> None:
             self._keep(connection, batch_id, owner)
             connection.execute(
                 sa.update(BATCHES)
                 .where(BATCHES.c.batch_id == batch_id)
-                .values(finalizing_unix_seconds=self.clock())
+                .values({f"{moment}_unix_seconds": self.clock()})
             )
 
-        await self._database.call(give_up)
+        await self._database.call(note)
 
     async def finish(self, batch: sa.RowMapping, owner: str, status: str) -> bool:
         """End a batch as completed, expired or cancelled, and show its files.
@@ -429,6 +450,28 @@ class BatchStore:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _of(tenant: str, of_messages: bool | None) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions for a tenant's batches in one of the APIs; None: in any."""
+    mine = [BATCHES.c.tenant == tenant]
+    if of_messages is not None:
+        is_message = BATCHES.c.endpoint == MESSAGES
+        mine.append(is_message if of_messages else ~is_message)
+    return mine
+
+
+def _begin_files(connection: sa.Connection, batch: Mapping[Any, Any], now: float) -> None:
+    """Make the files that a batch's answers count in; nobody sees them before the end."""
+    batch_id = batch["batch_id"]
+    for has_errors in (False, True):
+        name = f"{batch_id}_{'errors' if has_errors else 'output'}.jsonl"
+        file = new_file(
+            answers_file_id(batch_id, has_errors=has_errors), batch["tenant"],
+            "batch_output", name, now, now + batch["output_keep_seconds"],
+        )  # fmt: skip
+        file |= {"batch_id": batch_id, "has_errors": has_errors}
+        connection.execute(sa.insert(FILES).values(file))
 
 
 def _is_leased(batches: sa.FromClause, now: sa.ColumnElement[float]) -> sa.ColumnElement[bool]:

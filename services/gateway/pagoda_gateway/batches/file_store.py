@@ -4,13 +4,14 @@ No more than a chunk or one answer is in memory at a time. Knows no HTTP and not
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
+from pagoda_gateway.batches.ids import shown_id
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILE_CHUNKS, FILES, STORAGE
 from pagoda_gateway.errors import (
     InvalidRequestError,
@@ -153,18 +154,20 @@ class FileStore:
             statement = statement.where(FILES.c.purpose == purpose)
         return await self._database.rows(statement)
 
-    async def content(self, file: sa.RowMapping) -> AsyncIterator[bytes]:
+    async def content(self, *files: sa.RowMapping) -> AsyncIterator[bytes]:
         """Yield what is in a file, in order; a batch's answers in the order of its lines.
+
+        `files`: one, or both of a batch's answers, which come as if they were one.
 
         Raises:
             NotFoundError: it was deleted meanwhile.
         """
-        size = 0
-        pieces = self._chunks(file) if file["batch_id"] is None else self._answers(file)
+        size, file = 0, files[0]
+        pieces = self._chunks(file) if file["batch_id"] is None else self._answers(files)
         async for data in pieces:
             size += len(data)
             yield data
-        if size != file["num_bytes"]:
+        if size != sum(each["num_bytes"] for each in files):
             raise _missing(file["file_id"])
 
     async def delete(self, tenant: str, file_id: str) -> None:
@@ -175,10 +178,11 @@ class FileStore:
             InvalidRequestError: a batch is at work on it.
         """
         row = await self.get(tenant, file_id)
-        user = await self._database.scalar(_users(file_id))
+        user = await self._database.first(_users(file_id))
         if user is not None:
             raise InvalidRequestError(
-                f"{file_id} is the input of {user}, which is not finished; cancel that first",
+                f"{file_id} is the input of {shown_id(user)}, which is not finished; cancel that "
+                "first",
                 param="file_id",
             )
         await self._remove(row)
@@ -281,10 +285,11 @@ class FileStore:
             yield data
             number += 1
 
-    async def _answers(self, file: sa.RowMapping) -> AsyncIterator[bytes]:
+    async def _answers(self, files: Sequence[sa.RowMapping]) -> AsyncIterator[bytes]:
         """Yield answers, many small ones or one large one at a time."""
         mine = sa.and_(
-            ANSWERS.c.batch_id == file["batch_id"], ANSWERS.c.has_error == file["has_errors"]
+            ANSWERS.c.batch_id == files[0]["batch_id"],
+            ANSWERS.c.has_error.in_([file["has_errors"] for file in files]),
         )
         last = 0
         while True:
@@ -361,9 +366,9 @@ def new_file(
     }
 
 
-def _users(file_id: str) -> sa.Select[tuple[str]]:
+def _users(file_id: str) -> sa.Select[tuple[str, str]]:
     return (
-        sa.select(BATCHES.c.batch_id)
+        sa.select(BATCHES.c.batch_id, BATCHES.c.endpoint)
         .where(BATCHES.c.input_file_id == file_id, BATCHES.c.status.in_(UNFINISHED))
         .limit(1)
     )

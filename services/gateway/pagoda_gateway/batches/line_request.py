@@ -1,15 +1,16 @@
 """A line of an input file: the request in it, and what its answer looks like in an output file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
 from sqlalchemy import RowMapping
 
-from pagoda_gateway.batches.batch_store import NO_USAGE, Answer, LineUsage
+from pagoda_gateway.batches.answer import NO_USAGE, Answer, LineUsage, NotRun
 
 # A line whose request was refused for now is asked again, so many times in all.
 MAX_TRIES = 20
+NOT_RUN: dict[str, NotRun] = {"batch_cancelled": "cancelled", "batch_expired": "expired"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,8 @@ class LineRequest:
     def failed(self, code: str, message: str) -> Answer:
         """Return the line of the error file that says why there is no answer."""
         error = {"code": code, "message": message}
-        return self._answer(True, NO_USAGE, response=None, error=error)
+        answer = self._answer(True, NO_USAGE, response=None, error=error)
+        return replace(answer, not_run=NOT_RUN.get(code))
 
     @property
     def _id(self) -> str:
@@ -108,8 +110,13 @@ class LineRequest:
 
 
 def _usage(body: bytes) -> LineUsage:
-    """Return what an answer says it took, in chats' and completions' words or in responses'."""
+    """Return what an answer says it took, in the words of whichever API."""
     usage: dict[str, Any] = orjson.loads(body).get("usage") or {}
+    if (num_cached := usage.get("cache_read_input_tokens")) is not None:  # a message's
+        thinking = usage.get("output_tokens_details", {}).get("thinking_tokens", 0)
+        return LineUsage(
+            usage["input_tokens"] + num_cached, num_cached, usage["output_tokens"], thinking
+        )
     is_response = "input_tokens" in usage
     of_input, of_output = ("input", "output") if is_response else ("prompt", "completion")
     return LineUsage(

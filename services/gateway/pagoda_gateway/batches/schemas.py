@@ -14,6 +14,7 @@ BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
     "cancelled",
 ]  # fmt: skip
+MESSAGES = "/v1/messages"  # what Anthropic's batches are of, and OpenAI's are not
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 
 

@@ -68,6 +68,9 @@ BATCHES = Table(
     Column("num_lines", Integer, nullable=False),
     Column("num_completed", Integer, nullable=False),
     Column("num_failed", Integer, nullable=False),
+    # Of those that failed: they were not run. A gateway of before counts none of them.
+    Column("num_cancelled", Integer, nullable=False, server_default="0"),
+    Column("num_expired", Integer, nullable=False, server_default="0"),
     # Tokens of the lines that have completed; a gateway of before knows no such columns.
     Column("num_input_tokens", BigInteger, nullable=False, server_default="0"),
     Column("num_cached_tokens", BigInteger, nullable=False, server_default="0"),

@@ -1,4 +1,4 @@
-"""Whether an input file is good: every line is looked at before the first one runs."""
+"""Whether requests of a batch are good: each is looked at before the first one runs."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,9 @@ class Validation:
         return cls(errors=[_error(code, message)])
 
 
-class _LineError(Exception):
+class RequestError(Exception):
+    """What is wrong with one request; `param`: with which part of it."""
+
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
@@ -62,27 +64,27 @@ async def validate(
         check_model: raises InvalidRequestError for a model that is not here.
     """
     found = Validation()
-    seen: dict[bytes, int] = {}  # digest of a custom_id -> its line
+    seen: dict[bytes, str] = {}
     async for line in lines:
         found.num_lines += 1
         try:
             if found.num_lines > max_lines:
-                raise _LineError(
+                raise RequestError(
                     "too_many_requests",
                     f"the file has more than {max_lines} requests, the limit of one batch; split "
                     "it",
                 )
             if line.text is None:
-                raise _LineError(
+                raise RequestError(
                     "line_too_long",
                     f"the line has {line.size} bytes; the limit is {max_line_bytes}",
                 )
             value = await _parse(line.text)
-            _check_custom_id(value, line.number, seen)
+            check_custom_id(value.get("custom_id"), f"line {line.number}", seen)
             _check_target(value, endpoint)
-            model = _check_body(value, check_model)
+            model = check_body(value.get("body"), "body", check_model)
             found.model = found.model or model
-        except _LineError as error:
+        except RequestError as error:
             found.errors.append(_error(error.code, str(error), line.number, error.param))
         if len(found.errors) >= MAX_ERRORS or found.num_lines > max_lines:
             break
@@ -105,11 +107,11 @@ async def _parse(text: bytes) -> dict[str, Any]:
             value = await asyncio.to_thread(_loads, text)
     except orjson.JSONDecodeError as error:
         message = f"this line is not valid JSON: {json_problem(text, error)}"
-        raise _LineError("invalid_json_line", message) from None
+        raise RequestError("invalid_json_line", message) from None
     except InvalidRequestError as error:
-        raise _LineError("invalid_json_line", str(error)) from None
+        raise RequestError("invalid_json_line", str(error)) from None
     if not isinstance(value, dict):
-        raise _LineError(
+        raise RequestError(
             "invalid_json_line", f"this line must be a JSON object, not {shorten(value)}"
         )
     return value
@@ -120,54 +122,72 @@ def _loads(text: bytes) -> Any:
     return orjson.loads(text)
 
 
-def _check_custom_id(value: dict[str, Any], number: int, seen: dict[bytes, int]) -> None:
-    custom_id = value.get("custom_id")
+def check_custom_id(custom_id: object, place: str, seen: dict[bytes, str]) -> None:
+    """Check that a request has a name of its own.
+
+    Args:
+        custom_id: the name.
+        place: where the request is.
+        seen: the places of names, by their digests; this one's is added.
+
+    Raises:
+        RequestError: it has none.
+    """
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-        raise _LineError(
+        raise RequestError(
             "invalid_custom_id",
             f"'custom_id' must be text of 1 to {MAX_CUSTOM_ID_CHARS} characters, not "
             f"{shorten(custom_id)}",
             "custom_id",
         )
-    first = seen.setdefault(hashlib.blake2b(custom_id.encode(), digest_size=16).digest(), number)
-    if first != number:
-        raise _LineError(
+    first = seen.setdefault(hashlib.blake2b(custom_id.encode(), digest_size=16).digest(), place)
+    if first != place:
+        raise RequestError(
             "duplicate_custom_id",
-            f"'custom_id' {shorten(custom_id)} is that of line {first} too; each needs its own",
+            f"'custom_id' {shorten(custom_id)} is that of {first} too; each needs its own",
             "custom_id",
         )
 
 
 def _check_target(value: dict[str, Any], endpoint: str) -> None:
     if value.get("method") != "POST":
-        raise _LineError(
+        raise RequestError(
             "invalid_method", f"'method' must be POST, not {shorten(value.get('method'))}", "method"
         )
     if value.get("url") != endpoint:
-        raise _LineError(
+        raise RequestError(
             "invalid_url",
             f"'url' is {shorten(value.get('url'))}; the batch's endpoint is {endpoint}",
             "url",
         )
 
 
-def _check_body(value: dict[str, Any], check_model: Callable[[str], object]) -> str:
-    """Return the model that is asked."""
-    body = value.get("body")
+def check_body(body: object, field: str, check_model: Callable[[str], object]) -> str:
+    """Return the model that a request asks; its body is called `field`.
+
+    Raises:
+        RequestError: it is none that a batch can have; see `validate`.
+    """
     if not isinstance(body, dict):
-        raise _LineError("invalid_body", f"'body' must be an object, not {shorten(body)}", "body")
+        raise RequestError(
+            "invalid_body", f"'{field}' must be an object, not {shorten(body)}", field
+        )
     for name in ("stream", "background"):
         if body.get(name):
-            raise _LineError(
-                "invalid_body", f"'{name}' is not possible in a batch; leave it out", f"body.{name}"
+            raise RequestError(
+                "invalid_body",
+                f"'{name}' is not possible in a batch; leave it out",
+                f"{field}.{name}",
             )
     model = body.get("model")
     if not isinstance(model, str):
-        raise _LineError(
-            "model_not_found", f"'model' must be a model's name, not {shorten(model)}", "body.model"
+        raise RequestError(
+            "model_not_found",
+            f"'model' must be a model's name, not {shorten(model)}",
+            f"{field}.model",
         )
     try:
         check_model(model)
     except InvalidRequestError as error:
-        raise _LineError("model_not_found", str(error), "body.model") from None
+        raise RequestError("model_not_found", str(error), f"{field}.model") from None
     return model

@@ -26,6 +26,7 @@ from pagoda_gateway.http.routes import (
     files,
     generation,
     health,
+    message_batches,
     messages,
     models,
     moderations,
@@ -70,8 +71,8 @@ def make_app(gateway: Gateway) -> FastAPI:
     routers = [
         module.make_router(gateway)
         for module in (
-            generation, embeddings, messages, responses, conversations, moderations, files, batches,
-            models, tokens, receipts, health,
+            generation, embeddings, messages, message_batches, responses, conversations,
+            moderations, files, batches, models, tokens, receipts, health,
         )
     ]  # fmt: skip
     for router in routers:

@@ -37,6 +37,13 @@ from pagoda_gateway.batches.schemas import (
 from pagoda_gateway.embeddings.schemas import EmbeddingList, EmbeddingsBody
 from pagoda_gateway.http.error_shape import error_schema
 from pagoda_gateway.http.middleware import OPEN_PATHS, is_administration
+from pagoda_gateway.message_batches.schemas import (
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatchBody,
+    MessageBatchLine,
+    MessageBatchList,
+)
 from pagoda_gateway.openai.schemas.chat import ChatBody
 from pagoda_gateway.openai.schemas.completions import CompletionBody
 from pagoda_gateway.openai.schemas.models import ModelCard, ModelList
@@ -79,6 +86,7 @@ _MODELS: tuple[type[BaseModel], ...] = (
     TokenizeBody, TokenizeAnswer, DetokenizeBody, DetokenizeAnswer, ModelCard, ModelList,
     Receipt, ErrorAnswer,
     MessagesBody, MessageAnswer, MessageEvent, MessagesError, CountTokensBody, TokenCount,
+    MessageBatchBody, MessageBatch, MessageBatchList, DeletedMessageBatch, MessageBatchLine,
     ResponsesBody, ResponseAnswer, ResponseEvent, DeletedResponse, InputItemList, InputTokenCount,
     ConversationBody, ConversationUpdate, NewItemsBody, ConversationAnswer, DeletedConversation,
     FileObject, FileList, DeletedFile, BatchBody, BatchObject, BatchList,

@@ -98,7 +98,7 @@ async def http_server(
 ) -> AsyncIterator[HttpServer]:
     """Serve `app` until the context ends; then open connections have a few seconds.
 
-    `trusted_proxies`: addresses and networks whose word for a client's address is taken.
+    `trusted_proxies`: addresses and networks whose word for a client's address and scheme is taken.
     """
     config = uvicorn.Config(
         app,

@@ -71,10 +71,21 @@ class Bench:
         self.is_accounted = True
         self.places = Places(3, lambda most: most if self.may_begin else 0)
 
-    async def create(self, data: bytes) -> None:
+    async def upload(self, data: bytes) -> str:
         file_id = await self.files.begin("t", "batch", "in")
         await self.files.append("t", file_id, 0, data)
         await self.files.finish(file_id, purpose="batch", filename="in", keep_seconds=None)
+        return file_id
+
+    async def create_of_messages(self, num_lines: int) -> None:
+        file_id = await self.upload(numbered(num_lines))
+        row = await self.batches.create_of_messages(
+            "t", "key-1", input_file_id=file_id, num_lines=num_lines, model="m"
+        )
+        self.batch_id = row["batch_id"]
+
+    async def create(self, data: bytes) -> None:
+        file_id = await self.upload(data)
         body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
         self.batch_id = (await self.batches.create("t", "key-1", body))["batch_id"]
 
@@ -105,7 +116,7 @@ class Bench:
         await running
 
     async def row(self) -> sa.RowMapping:
-        return await self.batches.get("t", self.batch_id)
+        return await self.batches.get("t", self.batch_id, of_messages=None)
 
     async def content(self, name: str) -> list[dict[str, Any]]:
         file = await self.files.get("t", (await self.row())[name])
@@ -277,6 +288,54 @@ async def test_what_is_left_at_the_end_of_the_window_has_expired(bench: Bench) -
     assert {line["response"] for line in errors} == {None}
 
 
+async def test_messages_are_run_at_once_and_go_on_elsewhere(bench: Bench) -> None:
+    await bench.create_of_messages(10)
+    row = await bench.row()
+    assert (row["status"], row["num_lines"]) == ("in_progress", 10)
+    bench.is_accounted = False  # nobody has to know: no line can have run
+    first = Route()
+    run = await bench.claimed(first)
+    running = asyncio.create_task(run.run())
+    await first.has_come(3)
+    run.leave()
+    await running
+    assert (await bench.row())["in_progress_unix_seconds"] is not None
+    assert {call.path for call in first.calls} == {"/v1/messages"}
+    bench.is_accounted = True
+    second = Route()
+    await (await bench.claimed(second, "b")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_completed"]) == ("completed", 10)
+    assert len(first.calls) + len(second.calls) == 10
+
+
+async def test_messages_that_were_cancelled_before_any_ran(bench: Bench) -> None:
+    await bench.create_of_messages(10)
+    bench.is_accounted = False
+    await bench.batches.cancel("t", bench.batch_id, of_messages=True)
+    route = Route()
+    await (await bench.claimed(route)).run()
+    row = await bench.row()
+    assert (row["status"], route.calls) == ("cancelled", [])
+    assert (row["num_failed"], row["num_cancelled"], row["num_expired"]) == (10, 10, 0)
+
+
+async def test_messages_expire_with_the_window(bench: Bench) -> None:
+    await bench.create_of_messages(10)
+    first = Route()
+    run = await bench.claimed(first)
+    running = asyncio.create_task(run.run())
+    await first.has_come(3)
+    run.leave()
+    await running
+    done = (await bench.row())["num_completed"]
+    bench.clock.now += WINDOW_SECONDS
+    await (await bench.claimed(Route(), "b")).run()
+    row = await bench.row()
+    assert (row["status"], row["num_completed"]) == ("expired", done)
+    assert row["num_failed"] == row["num_expired"] == 10 - done
+
+
 @pytest_asyncio.fixture
 async def left(bench: Bench, database: Database) -> LeaveBehind:
     """Have a replica die that has run line 3, at its second try, and stored no answer."""
@@ -359,10 +418,13 @@ async def test_an_end_does_not_wait_for_ever_for_a_worker(
     await (await bench.claimed(Route(), "b")).run()
     row = await bench.row()
     assert (row["status"], row["num_failed"]) == ("expired", 5)
-    messages = [line["error"]["message"] for line in await bench.content("error_file_id")]
-    assert ["its answer was lost" in message for message in messages] == [
+    errors = [line["error"] for line in await bench.content("error_file_id")]
+    assert ["its answer was lost" in error["message"] for error in errors] == [
         *(False, False, True, False, False)
     ]
+    codes = ["batch_expired", "batch_expired", "answer_lost", "batch_expired", "batch_expired"]
+    assert [error["code"] for error in errors] == codes
+    assert (row["num_expired"], row["num_cancelled"]) == (4, 0)
     assert bench.places.num_taken == 0
 
 

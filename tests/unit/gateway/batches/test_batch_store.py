@@ -8,15 +8,14 @@ from support.batch_files import LIMITS, Clock, numbered
 from support.postgres import Postgres
 
 from pagoda_gateway.accounts.database import Database, open_database
+from pagoda_gateway.batches.answer import Answer, LineUsage
 from pagoda_gateway.batches.batch_store import (
     CLOCK_STEP_SECONDS,
     LEASE_SECONDS,
     MAX_UNFINISHED,
     WINDOW_SECONDS,
-    Answer,
     BatchStore,
     LeaseLostError,
-    LineUsage,
 )
 from pagoda_gateway.batches.file_store import FileStore
 from pagoda_gateway.batches.objects import batch_object

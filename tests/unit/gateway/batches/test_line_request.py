@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from pagoda_gateway.batches.batch_store import LineUsage
+from pagoda_gateway.batches.answer import LineUsage
 from pagoda_gateway.batches.line_request import LineAnswer, LineRequest
 
 LINE = orjson.dumps({"custom_id": "a", "body": {}})
@@ -16,6 +16,10 @@ RESPONSE = {
     "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
     "output_tokens_details": {"reasoning_tokens": 2},
 }  # fmt: skip
+MESSAGE = {
+    "input_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 3,
+    "output_tokens": 4, "output_tokens_details": {"thinking_tokens": 2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,8 @@ RESPONSE = {
     [
         (200, {"usage": CHAT}, LineUsage(5, 3, 4, 2)),
         (200, {"usage": RESPONSE}, LineUsage(5, 3, 4, 2)),
+        (200, {"usage": MESSAGE}, LineUsage(5, 3, 4, 2)),
+        (200, {"usage": MESSAGE | {"output_tokens_details": {}}}, LineUsage(5, 3, 4)),
         (200, {"usage": {"prompt_tokens": 5, "total_tokens": 5}}, LineUsage(5)),
         (200, {"usage": None}, LineUsage()),
         (400, {"error": {}, "usage": CHAT}, LineUsage()),
@@ -36,3 +42,13 @@ def test_tokens_are_those_that_the_answer_says(
     assert answer.usage == usage
     assert answer.has_error == (status != 200)
     assert line.failed("batch_expired", "").usage == LineUsage()
+
+
+@pytest.mark.parametrize(
+    ("code", "not_run"),
+    [("batch_expired", "expired"), ("batch_cancelled", "cancelled"), ("answer_lost", None)],
+)
+def test_what_was_not_run_is_told_from_what_failed(code: str, not_run: str | None) -> None:
+    line = LineRequest(BATCH, 1, LINE)  # type: ignore[arg-type]
+    assert line.failed(code, "").not_run == not_run
+    assert line.answered(0, LineAnswer(400, None, b"{}")).not_run is None

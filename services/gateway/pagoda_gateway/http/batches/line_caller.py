@@ -17,6 +17,7 @@ from pagoda_gateway.accounts.keys import ApiKey
 from pagoda_gateway.batches.line_request import LineAnswer, LineCall
 from pagoda_gateway.errors import AuthenticationError
 from pagoda_gateway.http.caller import Caller
+from pagoda_gateway.http.error_shape import error_body
 from pagoda_gateway.http.wire import is_for_now
 
 logger = logging.getLogger(__name__)
@@ -35,13 +36,15 @@ class LineCaller:
 
     async def __call__(self, call: LineCall) -> LineAnswer:
         """Return the answer of the line's route; cancelling this is the client's going away."""
+        scope = _scope(call)
         try:
             key = await self._key_of(call)
         except (OSError, SQLAlchemyError) as error:  # TimeoutError is an OSError
             logger.warning("the database does not answer for a batch's key: %r", error)
             return LineAnswer(503, RETRY_AFTER_SECONDS, b"null")
         if key is None:
-            return LineAnswer(401, None, orjson.dumps(KEY_ERROR.body()))
+            body = error_body(scope, KEY_ERROR, call.request_id)
+            return LineAnswer(401, None, orjson.dumps(body))
         caller = Caller(
             request_id=call.request_id,
             client_request_id="",
@@ -49,7 +52,6 @@ class LineCaller:
             arrived_unix_seconds=time.time(),
             service_tier="batch",
         )
-        scope = _scope(call)
         caller.enter(scope)
         connection = _Connection(call.body)
         await self._app(scope, connection.receive, connection.send)
