@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from integration.router.index_events import hashes
 from redis.asyncio import BlockingConnectionPool, Connection, Redis
+from support.servers import Server
 
 from pagoda_router.errors import IndexUnavailableError
 from pagoda_router.index.prefix_index import PrefixIndex, SetGroup
@@ -114,3 +116,20 @@ async def test_slow_redis_is_not_waited_for_and_then_not_asked(
     index.breaker.record(has_succeeded=True)
     assert (await index.match([SetGroup(("a",))], hashes([0]))) == (0,)
     await blocker.aclose()
+
+
+def test_a_connection_that_has_died_unnoticed_is_a_failure_of_redis(redis: Server) -> None:
+    """Writing to it is a RuntimeError with uvloop, which services run on."""
+
+    async def run() -> None:
+        async with Redis.from_url(redis.url) as client:
+            index = make_index(client)
+            await index.match([SetGroup(("a",))], hashes([0]))
+            (connection,) = client.connection_pool._available_connections
+            connection._writer.transport.abort()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            with pytest.raises(IndexUnavailableError, match="RuntimeError.*closed"):
+                await index.match([SetGroup(("a",))], hashes([0]))
+
+    uvloop.run(run())

@@ -113,7 +113,8 @@ class PrefixIndex:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 runs = await self._match(keys=keys, args=arguments)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+            # A RuntimeError is uvloop's, of a connection that has died unnoticed.
             self.breaker.record(has_succeeded=False)
             raise IndexUnavailableError(f"Redis did not answer: {error!r}") from error
         self.breaker.record(has_succeeded=True)

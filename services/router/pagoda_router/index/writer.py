@@ -97,7 +97,8 @@ class IndexWriter:
         while True:
             try:
                 await self.maintain()
-            except (RedisError, BusError, OSError, TimeoutError) as error:
+            except (RedisError, BusError, OSError, TimeoutError, RuntimeError) as error:
+                # A RuntimeError is uvloop's, of a connection that has died unnoticed.
                 reason = f"{type(error).__name__}: {error}".removesuffix(": ")
                 problem = f"routing without prefix affinity: {reason}"
                 if problem != self.problem:  # it is tried each second, and may last for days

@@ -332,7 +332,8 @@ class Counters:
                     answer = await call
                 finally:
                     self._deadlines.discard(deadline)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+            # A RuntimeError is uvloop's, of a connection that has died unnoticed.
             self._note_failure()
             raise CountersError(f"Redis does not answer: {_reason_of(error)}") from error
         self._breaker.record(has_succeeded=True)
