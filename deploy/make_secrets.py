@@ -13,6 +13,7 @@ import secrets
 from pathlib import Path
 
 from pagoda_runtime.messaging.permissions import PERMISSIONS, authorization
+from pagoda_runtime.messaging.server_options import GIVE_UP
 
 FOLDER = Path("/secrets")
 NATS_DATA = Path("/data")
@@ -26,10 +27,10 @@ LIMITS_REDIS_NAME = "PAGODA_GATEWAY_LIMITS_REDIS_URL"
 LEDGER_FILE = "sqlite:////var/lib/pagoda/ledger.sqlite"
 # sync_interval always: a usage record that was acknowledged is on disk.
 # max_payload: long prompts travel as token ids. http: for the health check in the container alone.
-NATS = """port: 4222
+NATS = f"""port: 4222
 http: 127.0.0.1:8222
 max_payload: 8MB
-jetstream { store_dir: /data, sync_interval: always }
+{GIVE_UP}jetstream {{ store_dir: /data, sync_interval: always }}
 """
 REDIS_LIMIT_NAME, REDIS_LIMIT = "PAGODA_REDIS_MEM_LIMIT", "1500m"
 REDIS = """requirepass %s

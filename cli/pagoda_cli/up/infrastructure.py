@@ -11,6 +11,7 @@ from pagoda_cli.up.child import ChildSpec
 from pagoda_cli.up.errors import MissingBinaryError
 from pagoda_cli.up.home import write_private
 from pagoda_runtime.messaging.permissions import authorization
+from pagoda_runtime.messaging.server_options import GIVE_UP
 
 STOP_STAGE = 2
 MAX_PAYLOAD_BYTES = 8 << 20
@@ -36,7 +37,7 @@ def nats_spec(
 port: {port}
 server_name: pagoda
 max_payload: {MAX_PAYLOAD_BYTES}
-{authorization(passwords)}jetstream {{
+{GIVE_UP}{authorization(passwords)}jetstream {{
   store_dir: {_quoted(home / "nats")}
   sync_interval: always
   max_file_store: {NATS_FILE_BYTES}

@@ -216,7 +216,7 @@ class GatewaySettings(ServiceSettings):
         600.0, gt=0, description="Deadline of a request, from its arrival to its last token."
     )
     route_timeout_seconds: Seconds = Field(
-        5.0, gt=0, le=30, description="Deadline of one routing request."
+        2.0, gt=0, le=30, description="Deadline of one routing request."
     )
     router_wait_seconds: Seconds = Field(
         10.0, ge=0, description="How long a request waits for a router that does not answer."

@@ -2,18 +2,22 @@
 
 import asyncio
 import logging
+import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.running_gateway import Running, Start, heard_of, text_of
+from support.running_gateway import Running, Start, heard_of, running_gateway, text_of
 from support.scripted_worker import ScriptedWorker, letters, running_worker
+from support.servers import nats_server, settings_for
 
 from pagoda.rpc.v1 import generate_pb2 as pb
 from pagoda.rpc.v1 import route_pb2
 from pagoda.rpc.v1.status_pb2 import Role
 from pagoda_gateway.http import middleware
+from pagoda_runtime.messaging.bus import Bus
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -273,6 +277,28 @@ async def test_no_router(start: Start) -> None:
         answer = await running.chat()
         assert answer.status_code == 503
         assert "retry-after" in answer.headers
+
+
+async def test_nats_that_stands_still_is_named_and_not_the_router(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    with nats_server(tmp_path) as nats:
+        common = settings_for(nats, home=tmp_path)
+        async with (
+            Bus.connect(common, name="workers") as bus,
+            running_gateway(
+                common, bus, model_folder, ScriptedWorker(bus),
+                router_wait_seconds=0.2, route_timeout_seconds=0.5,
+            ) as running,
+        ):  # fmt: skip
+            assert nats.process is not None
+            nats.process.send_signal(signal.SIGSTOP)
+            try:
+                answer = await running.chat()
+            finally:
+                nats.process.send_signal(signal.SIGCONT)
+    assert answer.status_code == 503
+    assert "NATS, by which routers are asked, does not answer" in answer.json()["error"]["message"]
 
 
 async def test_a_router_that_is_away_for_a_moment_costs_a_wait(start: Start) -> None:

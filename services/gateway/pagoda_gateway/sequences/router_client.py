@@ -21,6 +21,7 @@ from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.status import WorkerDirectory
 
 DEFAULT_RETRY_AFTER_SECONDS = 1.0
+ECHO_SECONDS = 1.0  # for NATS to show that it is not what is silent
 
 
 class RouterClient:
@@ -85,8 +86,11 @@ class RouterClient:
             try:
                 answer = await self._ask_router(context, sequence, refused)
             except BusError as error:
+                is_over = time.monotonic() - started >= router_wait
+                is_silent = is_over and not await self._bus.answers(ECHO_SECONDS)
+                who = "NATS, by which routers are asked," if is_silent else "the router"
                 problem: GatewayError = UnavailableError(
-                    f"the router does not answer ({error}); try again",
+                    f"{who} does not answer ({error}); try again",
                     retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
                 )
                 patience = router_wait
