@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
 from pagoda_gateway.accounts.tables import USAGE
+from pagoda_gateway.accounts.tenancy.tables import DELETED_TENANTS
 from pagoda_gateway.accounts.usage_rows import FAILED, LOST
 from pagoda_gateway.batches.answer import Answer
 from pagoda_gateway.batches.file_store import UNFINISHED, FileStore, new_file
@@ -416,11 +417,14 @@ class BatchStore:
         return await self._database.call(finish)
 
     async def forget(self) -> None:
-        """Delete batches that ended so long ago that their files have expired."""
+        """Delete batches that ended and whose files are gone: expired, or a deleted tenant's."""
         late = self.clock() - self._files.limits.keep_seconds
         old = (
             sa.select(BATCHES.c.batch_id)
-            .where(late >= _ENDED, BATCHES.c.status.not_in(UNFINISHED))
+            .where(
+                sa.or_(late >= _ENDED, BATCHES.c.tenant.in_(DELETED_TENANTS)),
+                BATCHES.c.status.not_in(UNFINISHED),
+            )
             .limit(_FORGOTTEN_AT_ONCE)
         )
         statement = sa.delete(BATCHES).where(BATCHES.c.batch_id.in_(old))

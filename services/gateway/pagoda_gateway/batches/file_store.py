@@ -11,6 +11,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from pagoda_gateway.accounts.database import Database, comparable
+from pagoda_gateway.accounts.tenancy.tables import DELETED_TENANTS
 from pagoda_gateway.batches.ids import shown_id
 from pagoda_gateway.batches.tables import ANSWERS, BATCHES, FILE_CHUNKS, FILES, STORAGE
 from pagoda_gateway.errors import (
@@ -195,7 +196,7 @@ class FileStore:
             await self._remove(row)
 
     async def sweep(self) -> int:
-        """Delete what has expired, uploads without an end, and what a dead process left; count."""
+        """Delete what has expired, deleted tenants' files, and what never ended; count."""
         now = self._clock()
         is_input = sa.exists(
             sa.select(BATCHES.c.batch_id).where(
@@ -204,7 +205,10 @@ class FileStore:
         )
         is_old = FILES.c.changed_unix_seconds < now - UPLOAD_SECONDS
         is_upload = sa.and_(FILES.c.state == "writing", FILES.c.batch_id.is_(None))
-        is_expired = sa.and_(FILES.c.state == "ready", FILES.c.expires_unix_seconds <= now)
+        is_over = sa.or_(
+            FILES.c.expires_unix_seconds <= now, FILES.c.tenant.in_(DELETED_TENANTS)
+        )
+        is_expired = sa.and_(FILES.c.state == "ready", is_over)
         statement = (
             sa.select(FILES)
             .where(sa.or_(

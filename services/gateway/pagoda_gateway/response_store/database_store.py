@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from pagoda_gateway.accounts.database import NOT_ANSWERING, Database, comparable, refusal
+from pagoda_gateway.accounts.tenancy.tables import DELETED_TENANTS
 from pagoda_gateway.errors import StorageFullError, UnavailableError
 from pagoda_gateway.large_bodies import LargeBodies
 from pagoda_gateway.response_store.tables import RESPONSE_STORAGE, RESPONSES
@@ -216,7 +217,11 @@ class DatabaseResponseStore(ResponseStore):
     async def sweep(self) -> int:
         """See `ResponseStore`."""
         is_expired = RESPONSES.c.expires_unix_seconds <= self._clock()
-        some = sa.select(RESPONSES.c.object_id).where(is_expired).limit(_ROWS_AT_ONCE)
+        is_unreachable = sa.and_(
+            RESPONSES.c.tenant.in_(DELETED_TENANTS), RESPONSES.c.gateway_id.is_(None)
+        )
+        is_over = sa.or_(is_expired, is_unreachable)
+        some = sa.select(RESPONSES.c.object_id).where(is_over).limit(_ROWS_AT_ONCE)
         return await self._call(
             lambda connection: self._delete(connection, RESPONSES.c.object_id.in_(some))
         )

@@ -85,4 +85,4 @@ class ResponseStore(Protocol):
         """Return tenant and id of what is the work of this gateway, or of any."""
 
     async def sweep(self) -> int:
-        """Delete some that have expired; return how many."""
+        """Delete some that have expired, or are a deleted tenant's; return how many."""

@@ -6,9 +6,12 @@ import pytest
 import sqlalchemy as sa
 from support.batch_files import LIMITS, Clock
 from support.seeds import seed_of_tests
+from support.tenants import add_deleted_tenant
 
 from pagoda_gateway.accounts.database import Database
+from pagoda_gateway.batches.batch_store import BatchStore
 from pagoda_gateway.batches.file_store import CHUNK_BYTES, UPLOAD_SECONDS, FileStore
+from pagoda_gateway.batches.schemas import BatchBody
 from pagoda_gateway.batches.tables import FILE_CHUNKS, FILES, STORAGE
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
 
@@ -120,6 +123,26 @@ async def test_expired_files_and_abandoned_uploads_are_swept(
     assert await read(files, long) == b"long"
     clock.now += LIMITS.keep_seconds
     assert await files.sweep() == 1
+    assert await database.rows(sa.select(FILE_CHUNKS)) == []
+
+
+async def test_a_deleted_tenant_keeps_no_files_but_those_at_work(
+    database: Database, files: FileStore, batches: BatchStore
+) -> None:
+    idle, busy = await store(files, b"idle"), await store(files, b"busy")
+    body = BatchBody(input_file_id=busy, endpoint="/v1/completions", completion_window="24h")
+    batch_id = (await batches.create("t", "key-1", body))["batch_id"]
+    await add_deleted_tenant(database, "t")
+    assert [await files.sweep(), await files.sweep()] == [1, 0]
+    with pytest.raises(NotFoundError):
+        await files.get("t", idle)
+    await batches.forget()
+    assert await batches.claim("a") is not None
+    await batches.fail(batch_id, "a", [])
+    assert await files.sweep() == 1
+    await batches.forget()
+    with pytest.raises(NotFoundError):
+        await batches.get("t", batch_id)
     assert await database.rows(sa.select(FILE_CHUNKS)) == []
 
 

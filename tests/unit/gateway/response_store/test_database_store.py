@@ -9,6 +9,7 @@ import orjson
 import pytest
 import sqlalchemy as sa
 from support.clocks import Now
+from support.tenants import add_deleted_tenant
 
 from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.errors import NotFoundError, StorageFullError, UnavailableError
@@ -113,6 +114,18 @@ async def test_it_expires_and_is_swept(database: Database, now: Now) -> None:
     assert await store.get("a", "x") is None
     assert await counted(database) == {"a": SIZE, "b": 2 * SIZE}
     assert [await store.sweep(), await store.sweep()] == [2, 0]
+    assert await counted(database) == {"b": SIZE}
+
+
+async def test_a_deleted_tenant_keeps_only_what_runs(database: Database, now: Now) -> None:
+    store = store_of(database, now)
+    await store.put("a", "x", VALUE)
+    await store.put("a", "y", VALUE, is_running=True)
+    await store.put("b", "z", VALUE)
+    await add_deleted_tenant(database, "a")
+    assert [await store.sweep(), await store.sweep()] == [1, 0]
+    assert await store.end("a", "y", dict) is not None
+    assert await store.sweep() == 1
     assert await counted(database) == {"b": SIZE}
 
 

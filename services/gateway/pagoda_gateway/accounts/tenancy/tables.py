@@ -13,6 +13,7 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    select,
 )
 
 from pagoda_gateway.accounts.tables import METADATA
@@ -63,6 +64,9 @@ TENANTS = Table(
     Index("tenants_by_organisation", "organisation"),
     Index("tenants_by_tier", "tier"),
 )
+
+# Whose files, batches and responses go: nobody can ask for them.
+DELETED_TENANTS = select(TENANTS.c.tenant).where(TENANTS.c.deleted_unix_seconds.is_not(None))
 
 # Which organisation a tenant left, and when: what it used before counts for that one. Its last one
 # is in `TENANTS`.
