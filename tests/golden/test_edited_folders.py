@@ -42,6 +42,9 @@ def assert_logits_are_transformers(folder: Path) -> None:
         # Ministral 8B is a Mistral of which some layers see everything
         ("mistral", {"num_hidden_layers": 2, "sliding_window": 13},
          {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("cwm", {}, {"rope_parameters": None, "layer_types": None, "rms_norm_eps": None}),
+        ("seed_oss", {"attention_out_bias": False, "mlp_bias": False},
+         {"attention_bias": None, "attention_out_bias": None, "mlp_bias": None}),
         ("gemma", {}, {"hidden_act": "silu"}),
         ("gemma", {}, {"hidden_act": "gelu"}),
         ("mixtral", {}, {"rms_norm_eps": None}),

@@ -61,6 +61,14 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 27,
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    # the first layer sees everything
+    "ministral": {
+        "model_type": "ministral",
+        "head_dim": 16,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "sliding_window": 19,
+    },
+    "cwm": {"model_type": "cwm", "head_dim": 16, "sliding_window": 23, "mlp_bias": True},
     # the second layer has a window
     "qwen2": {
         "model_type": "qwen2",
@@ -85,6 +93,12 @@ FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 40,
         "norm_topk_prob": True,
         "mlp_only_layers": [0],
+    },
+    "seed_oss": {
+        "model_type": "seed_oss",
+        "head_dim": 24,
+        "attention_out_bias": True,
+        "mlp_bias": True,
     },
     # the second layer does not rotate, and has a window
     "smollm3": {

@@ -1,4 +1,4 @@
-"""Qwen 2 (biases of Q, K and V) and Qwen 3 (their norms instead), dense and with experts."""
+"""Qwen 2 (biases of Q, K, V) and Qwen 3 (norms instead), dense and with experts; Seed-OSS."""
 
 from dataclasses import replace
 
@@ -21,6 +21,16 @@ def qwen2(config: ConfigReader) -> DecoderDescription:
     usual = usual_description(config, read_rope(config))
     windows = _windows(config, usual.num_layers)
     return replace(usual, qkv_bias=True, sliding_windows=windows)
+
+
+def seed_oss(config: ConfigReader) -> DecoderDescription:
+    """Qwen 2 without windows, whose biases are named one by one."""
+    return replace(
+        usual_description(config, read_rope(config), head_dim=128),
+        qkv_bias=config.boolean("attention_bias", True),
+        output_bias=config.boolean("attention_out_bias", False),
+        mlp_bias=config.boolean("mlp_bias", False),
+    )
 
 
 def qwen3(config: ConfigReader) -> DecoderDescription:

@@ -23,23 +23,26 @@ from pagoda_engine.models.families.gpt2 import gpt2
 from pagoda_engine.models.families.gpt_neox import gpt_neox
 from pagoda_engine.models.families.gpt_oss import gpt_oss
 from pagoda_engine.models.families.llama import granite, llama
-from pagoda_engine.models.families.mistral import mistral, mistral3_with_images, mixtral
+from pagoda_engine.models.families.mistral import cwm, mistral, mistral3_with_images, mixtral
 from pagoda_engine.models.families.mpt import mpt
 from pagoda_engine.models.families.olmo import olmo2, olmo3, olmoe
 from pagoda_engine.models.families.phi import phi3
-from pagoda_engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from pagoda_engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe, seed_oss
 from pagoda_engine.models.families.smollm import smollm3
 from pagoda_engine.models.families.starcoder import starcoder2
 
 FAMILIES: dict[str, Callable[[ConfigReader], DecoderDescription]] = {
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": mistral,
+    "MinistralForCausalLM": mistral,
+    "CwmForCausalLM": cwm,
     "Mistral3ForConditionalGeneration": mistral3_with_images,
     "MixtralForCausalLM": mixtral,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "SeedOssForCausalLM": seed_oss,
     "SmolLM3ForCausalLM": smollm3,
     "GraniteForCausalLM": granite,
     "Phi3ForCausalLM": phi3,
