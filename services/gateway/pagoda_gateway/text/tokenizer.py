@@ -34,9 +34,8 @@ LARGE_IDS = 1024
 PIECE_CHARS = 65_536
 SPACE = "\u2581"  # as sentencepiece writes it
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_SPECIAL_NAMES = (
-    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-)  # fmt: skip
+_SPECIAL_NAME = "_token"  # how the names of special tokens end: bos_token, image_token
+_MORE_NAMES = ("extra_special_tokens", "model_specific_special_tokens")
 
 
 class ModelTokenizer:
@@ -212,7 +211,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         return gguf_tokenizer_config(folder)
     older = read_object(folder / "special_tokens_map.json")
     config = read_object(folder / "tokenizer_config.json")
-    return {name: older[name] for name in _SPECIAL_NAMES if name in older} | config
+    return {name: older[name] for name in older if name.endswith(_SPECIAL_NAME)} | config
 
 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> None:
@@ -228,9 +227,11 @@ def _check_ids(path: Path, tokenizer: Tokenizer) -> None:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    named = {name: token for name, token in config.items() if name.endswith(_SPECIAL_NAME)}
+    for more in map(config.get, _MORE_NAMES):
+        named |= more if isinstance(more, dict) else {}  # a list names none
     found = {}
-    for name in _SPECIAL_NAMES:
-        token = config.get(name)
+    for name, token in named.items():
         if isinstance(token, dict):
             token = token.get("content")
         if isinstance(token, str):

@@ -39,6 +39,25 @@ def test_renders_as_the_reference(
     assert template.render(CHAT, **{"add_generation_prompt": False, **options}) == wanted
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"extra_special_tokens": {"eot_token": "<eot>", "image": "<img>"}},
+        {"eot_token": "<eot>", "model_specific_special_tokens": {"eot_token": "<eot>"}},
+        {"eot_token": "<eot>", "extra_special_tokens": ["<img>"]},
+        {"additional_special_tokens": ["<eot>"], "add_eot_token": True},
+    ],
+    ids=str,
+)
+def test_named_special_tokens_as_the_reference(tmp_path: Path, config: dict[str, Any]) -> None:
+    source = "{{ bos_token }}|{{ eot_token }}|{{ image }}|{{ add_eot_token }}"
+    folder = write_model_folder(tmp_path, chat_template=source, **config)
+    reference = PreTrainedTokenizerFast.from_pretrained(folder)
+    template = ChatTemplate.load(folder, ModelTokenizer.load(folder).special_tokens)
+    assert template is not None
+    assert template.render(CHAT) == reference.apply_chat_template(CHAT, tokenize=False)
+
+
 def test_continue_final_message_as_the_reference(model_folder: Path) -> None:
     reference = PreTrainedTokenizerFast.from_pretrained(model_folder)
     template = ChatTemplate.load(model_folder, ModelTokenizer.load(model_folder).special_tokens)
