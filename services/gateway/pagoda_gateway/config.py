@@ -110,6 +110,12 @@ class GatewaySettings(ServiceSettings):
         description="How PAGODA_MODEL writes tool calls; auto, and other models: as the chat "
         "template shows.",
     )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: a model's generation_config.json says what temperature, top_p, top_k, "
+        "min_p, repetition_penalty and max_tokens are where requests do not; none: it counts for "
+        "nothing.",
+    )
     max_n: int = Field(16, ge=1, le=128, description="Largest n (choices for each prompt).")
     max_beam_width: int = Field(
         16, ge=1, le=128, description="Most beams of a search: the larger of its n and best_of."

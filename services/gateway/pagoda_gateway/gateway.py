@@ -44,6 +44,7 @@ from pagoda_gateway.model_text import ModelText, load_texts
 from pagoda_gateway.openai.answer_form import AnswerForms
 from pagoda_gateway.openai.chat import ChatEndpoint, ChatProcessor
 from pagoda_gateway.openai.completions import CompletionEndpoint, CompletionProcessor
+from pagoda_gateway.openai.sampling.generation_config import GenerationConfig
 from pagoda_gateway.response_cache.response_cache import ResponseCache
 from pagoda_gateway.response_store.database_store import DatabaseResponseStore
 from pagoda_gateway.responses.endpoint import ResponsesEndpoint
@@ -171,11 +172,17 @@ async def open_gateway(
         model_folder,
         further=settings.models,
         tool_format=settings.tool_format,
+        has_defaults=settings.generation_config == "auto",
         threads=grammar_threads,
     )
 
-    def by_model(make: Callable[[GatewaySettings, PromptMaker, AnswerForms], P]) -> dict[str, P]:
-        return {name: make(settings, text.prompts, text.forms) for name, text in texts.items()}
+    def by_model(
+        make: Callable[[GatewaySettings, PromptMaker, AnswerForms, GenerationConfig], P],
+    ) -> dict[str, P]:
+        return {
+            name: make(settings, text.prompts, text.forms, text.defaults)
+            for name, text in texts.items()
+        }
 
     chats = by_model(ChatProcessor)
     directory, after_step = WorkerDirectory(), AfterStep()

@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pagoda_gateway.dialects import Dialect
 from pagoda_gateway.openai.answer_form import AnswerForms
+from pagoda_gateway.openai.sampling.generation_config import GenerationConfig
 from pagoda_gateway.text.grammar_checker import GrammarChecker, GrammarThreads
 from pagoda_gateway.text.prompts import PromptMaker, large_places
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
@@ -21,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What one model's files say: how prompts are made, and how answers are bound and read."""
+    """What one model's files say: how prompts are made, answers bound and read, tokens drawn."""
 
     prompts: PromptMaker
     forms: AnswerForms
+    defaults: GenerationConfig
 
     @classmethod
     def load(
@@ -32,6 +35,7 @@ class ModelText:
         folder: Path,
         tool_format: str = "auto",
         *,
+        has_defaults: bool,
         large: asyncio.Semaphore,
         threads: GrammarThreads,
     ) -> "ModelText":
@@ -40,6 +44,7 @@ class ModelText:
         Args:
             folder: in Hugging Face layout.
             tool_format: how the model writes tool calls; auto: as its template shows.
+            has_defaults: generation_config.json counts.
             large: places for large prompts, shared by all models.
             threads: for grammars, shared by all models.
 
@@ -53,7 +58,9 @@ class ModelText:
             template.leave_tools_alone()
         checker = GrammarChecker(_compiler(folder, tokenizer), threads)
         return cls(
-            PromptMaker(tokenizer, template, large), AnswerForms(dialect, tokenizer, checker)
+            PromptMaker(tokenizer, template, large),
+            AnswerForms(dialect, tokenizer, checker),
+            GenerationConfig.load(folder) if has_defaults else GenerationConfig(),
         )
 
 
@@ -63,6 +70,7 @@ async def load_texts(
     *,
     further: Mapping[str, str],
     tool_format: str,
+    has_defaults: bool,
     threads: GrammarThreads,
 ) -> dict[str, ModelText]:
     """Return each model's text side by its name: the gateway's own first, then further ones.
@@ -74,6 +82,7 @@ async def load_texts(
         folder: of it.
         further: folder or hub name of each other model, `PAGODA_GATEWAY_MODELS`.
         tool_format: of the gateway's own model.
+        has_defaults: each model's generation_config.json counts.
         threads: for grammars.
 
     Raises:
@@ -87,12 +96,11 @@ async def load_texts(
         setting = f"PAGODA_GATEWAY_MODELS[{other!r}]"
         if other == name:
             raise ModelFolderError(f"{setting} has the name of PAGODA_MODEL, must have another")
-        return ModelText.load(find_model(where, setting), large=large, threads=threads)
+        return load(find_model(where, setting))
 
+    load = partial(ModelText.load, has_defaults=has_defaults, large=large, threads=threads)
     try:
-        texts[name] = await asyncio.to_thread(
-            ModelText.load, folder, tool_format, large=large, threads=threads
-        )
+        texts[name] = await asyncio.to_thread(load, folder, tool_format)
     except ModelFolderError as error:
         problems.append(f"model '{name}': {error}")
     for other, where in further.items():

@@ -8,7 +8,7 @@ from support.stack import Stack
 from support.tiny_engine import make_driver
 
 from pagoda_engine import EngineConfig, SamplingParams, load_model
-from pagoda_gateway.openai.sampling_params import sequence_seed
+from pagoda_gateway.openai.sampling.sampling_params import sequence_seed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tiny_tokenizer import sentencepiece_tokenizer, write_model_folder
 
-from pagoda_gateway.model_text import load_texts
+from pagoda_gateway.model_text import ModelText, load_texts
 from pagoda_gateway.text.grammar_checker import GrammarThreads
 from pagoda_runtime.errors import ModelFolderError
 
@@ -18,13 +19,19 @@ def threads() -> Iterator[GrammarThreads]:
     threads.close()
 
 
+async def load(
+    name: str, folder: Path, further: dict[str, str], threads: GrammarThreads, **options: Any
+) -> dict[str, ModelText]:
+    options = {"tool_format": "auto", "has_defaults": True, **options}
+    return await load_texts(name, folder, further=further, threads=threads, **options)
+
+
 async def test_each_model_has_its_own_files_and_all_share_the_places(
     model_folder: Path, tmp_path: Path, threads: GrammarThreads
 ) -> None:
     other = write_model_folder(tmp_path / "other", sentencepiece_tokenizer(), chat_template=None)
-    texts = await load_texts(
-        "tiny", model_folder, further={"other": str(other)}, tool_format="auto", threads=threads
-    )
+    further = {"other": str(other)}
+    texts = await load("tiny", model_folder, further, threads)
     assert list(texts) == ["tiny", "other"]
     assert [text.prompts.tokenizer.vocab_size for text in texts.values()] == [267, 273]
     assert texts["tiny"].prompts._large is texts["other"].prompts._large
@@ -43,7 +50,7 @@ async def test_every_model_whose_files_are_unusable_is_said(
         "own": str(model_folder),
     }
     with pytest.raises(ModelFolderError) as raised:
-        await load_texts("own", bare, further=further, tool_format="auto", threads=threads)
+        await load("own", bare, further, threads)
     problems = str(raised.value).split("; ")
     assert problems == [
         "model 'own': " + _missing(bare),

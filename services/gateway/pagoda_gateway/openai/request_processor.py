@@ -14,8 +14,9 @@ from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.config import GatewaySettings
 from pagoda_gateway.errors import InvalidRequestError, Problems
 from pagoda_gateway.openai.answer_form import AnswerForm, AnswerForms
-from pagoda_gateway.openai.beam_search import check_grammar, most_tokens
-from pagoda_gateway.openai.sampling_params import (
+from pagoda_gateway.openai.sampling.beam_search import check_grammar, most_tokens
+from pagoda_gateway.openai.sampling.generation_config import GenerationConfig
+from pagoda_gateway.openai.sampling.sampling_params import (
     dry_sequence_breakers,
     logit_bias,
     output_budget,
@@ -76,15 +77,25 @@ class RequestProcessor(ABC, Generic[Body]):
     """The way from a body to sequences of one model.
 
     Attributes:
-        default_max_tokens: when the client asks for nothing; None = what is left of the context.
+        default_max_tokens: when the client asks for nothing, and the model's configuration for no
+            fewer; None = what is left of the context.
     """
 
     default_max_tokens: ClassVar[int | None] = None
 
-    def __init__(self, settings: GatewaySettings, prompts: PromptMaker, forms: AnswerForms) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        prompts: PromptMaker,
+        forms: AnswerForms,
+        defaults: GenerationConfig,
+    ) -> None:
         self._settings = settings
         self._prompts = prompts
         self._forms = forms
+        self._sampling = defaults.sampling
+        bounds = (self.default_max_tokens, defaults.max_new_tokens)
+        self._default_max_tokens = min((b for b in bounds if b is not None), default=None)
 
     @property
     def tokenizer(self) -> ModelTokenizer:
@@ -152,6 +163,7 @@ class RequestProcessor(ABC, Generic[Body]):
             base = sampling_params(
                 body,
                 options,
+                defaults=self._sampling,
                 max_tokens=budget,
                 grammar=form.grammar,
                 bad_words=bad_words,
@@ -192,7 +204,7 @@ class RequestProcessor(ABC, Generic[Body]):
                 f"sequences; the limit is {self.max_sequences}",
                 param=body.prompt_field if num_prompts > 1 else field,
             )
-        wanted, default = tokenized.max_tokens, self.default_max_tokens
+        wanted, default = tokenized.max_tokens, self._default_max_tokens
         if options.is_search:
             most = most_tokens(options)
             if wanted is not None and wanted > most:

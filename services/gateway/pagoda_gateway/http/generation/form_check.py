@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from pagoda_gateway.errors import ContentPolicyError, GatewayError, InvalidRequestError, joined
 from pagoda_gateway.gateway import Gateway
 from pagoda_gateway.http.caller import Caller
-from pagoda_gateway.openai.beam_search import check_grammar
 from pagoda_gateway.openai.endpoint import Endpoint, Sent
 from pagoda_gateway.openai.request_processor import Body
+from pagoda_gateway.openai.sampling.beam_search import check_grammar
 from pagoda_gateway.openai.schemas import formats
 
 _BINDING = frozenset((*formats.FIELDS, "tools", "text", "output_config"))

@@ -1,5 +1,6 @@
 """Ranges that need the model or several fields."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.errors import ContextLengthError
 from pagoda_gateway.openai.output_options import output_options
-from pagoda_gateway.openai.sampling_params import (
+from pagoda_gateway.openai.sampling.sampling_params import (
     dry_sequence_breakers,
     output_budget,
     sampling_params,
@@ -21,10 +22,10 @@ def body(**fields: Any) -> GenerationBody:
     return GenerationBody.model_validate({"model": "tiny", **fields})
 
 
-def made(**fields: Any) -> SamplingParams:
+def made(defaults: Mapping[str, Any] | None = None, **fields: Any) -> SamplingParams:
     options = output_options(body(**fields), num_logprobs=None)
     return sampling_params(
-        body(**fields), options, max_tokens=5, grammar="", bad_words=[],
+        body(**fields), options, defaults=defaults or {}, max_tokens=5, grammar="", bad_words=[],
         dry_sequence_breakers=[7, 9],
     )  # fmt: skip
 
@@ -34,6 +35,21 @@ def test_defaults_are_openais() -> None:
     assert (params.temperature, params.top_p, params.repetition_penalty) == (1, 1, 1)
     assert (params.top_k, params.min_p, params.max_tokens) == (0, 0, 5)
     assert not params.HasField("num_logprobs")
+
+
+def test_a_models_defaults_count_where_the_request_says_nothing() -> None:
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": 0.5, "repetition_penalty": 1.1}
+    params = made(defaults, top_p=None, min_p=0.25)
+    assert params.temperature == pytest.approx(0.6)
+    assert (params.top_k, params.top_p, params.min_p) == (20, 0.5, 0.25)
+    own = made(defaults, temperature=0, top_k=0, top_p=1, repetition_penalty=1)
+    assert own == made(temperature=0)
+    assert made(defaults, top_k=-1).top_k == 0
+
+
+def test_searches_draw_nothing_so_that_a_models_defaults_do_not_count() -> None:
+    search = {"use_beam_search": True, "n": 2}
+    assert made({"repetition_penalty": 1.5, "top_k": 5}, **search) == made(**search)
 
 
 def test_top_k_minus_one_is_off() -> None:

@@ -5,11 +5,12 @@ Errors name the field, the value and the limit.
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pagoda.rpc.v1 import generate_pb2
 from pagoda_gateway.errors import ContextLengthError
-from pagoda_gateway.openai.beam_search import beam_search
+from pagoda_gateway.openai.sampling.beam_search import beam_search
 from pagoda_gateway.openai.schemas.generation import GenerationBody
 from pagoda_gateway.sequences.output.options import OutputOptions
 from pagoda_gateway.served_model import ServedModel
@@ -28,18 +29,23 @@ _DEFAULTS = generate_pb2.SamplingParams(
     dry_allowed_length=2,
 )
 # Fields of the body that are the engine's.
-_NUMBERS = frozenset(
+_FIELDS = frozenset(
     (
         "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty",
         "presence_penalty", "ignore_eos", "typical_p", "xtc_threshold", "xtc_probability",
-        "dry_multiplier", "dry_base", "dry_allowed_length", "lz_penalty",
+        "dry_multiplier", "dry_base", "dry_allowed_length", "lz_penalty", "top_k", "top_n_sigma",
     )
 )  # fmt: skip
-_NOT_BELOW_ZERO = frozenset(("top_k", "top_n_sigma"))  # -1 says off, too
-_ABOVE_ZERO = frozenset(("top_p", "typical_p", "repetition_penalty"))
 _LEAST = 1e-30
 """Of numbers above 0: smaller ones are 0 in float32, which says off, or make logits infinite. None
 of them can be told from this one by what is sampled."""
+_RAISED_TO = {
+    "top_k": 0,  # -1 says off, too
+    "top_n_sigma": 0,
+    "top_p": _LEAST,
+    "typical_p": _LEAST,
+    "repetition_penalty": _LEAST,
+}
 _TOKEN_IDS = frozenset(("stop_token_ids", "logprob_token_ids", "allowed_token_ids"))
 
 
@@ -47,6 +53,7 @@ def sampling_params(
     body: GenerationBody,
     options: OutputOptions,
     *,
+    defaults: Mapping[str, Any],
     max_tokens: int,
     grammar: str,
     bad_words: Sequence[Sequence[int]],
@@ -54,16 +61,18 @@ def sampling_params(
 ) -> generate_pb2.SamplingParams:
     """Return the engine's parameters, without a seed (each sequence has its own).
 
-    Few of them are sent: only those are looked at.
+    Few of them are sent: only those are looked at. `defaults` are the model's own, for what is not
+    sent; what draws no token has none.
     """
     params = generate_pb2.SamplingParams()
     params.CopyFrom(_DEFAULTS)
     params.max_tokens = max_tokens
-    for name in _NUMBERS & body.model_fields_set:
+    values = {} if options.is_search or options.embed else dict(defaults)
+    for name in _FIELDS & body.model_fields_set:
         if (value := getattr(body, name)) is not None:
-            setattr(params, name, max(value, _LEAST) if name in _ABOVE_ZERO else value)
-    for name in _NOT_BELOW_ZERO & body.model_fields_set:
-        setattr(params, name, max(0, getattr(body, name) or 0))
+            values[name] = value
+    for name, value in values.items():
+        setattr(params, name, max(value, _RAISED_TO[name]) if name in _RAISED_TO else value)
     for name in _TOKEN_IDS & body.model_fields_set:
         getattr(params, name).extend(getattr(body, name) or ())
     if options.is_search:
