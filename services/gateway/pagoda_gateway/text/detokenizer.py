@@ -2,7 +2,7 @@
 
 Two ways. Byte-level vocabularies (GPT-2, Llama 3, Qwen): each token is a byte string, so an
 incremental UTF-8 decoder is exact and cheap. Others (SentencePiece): decode a small window twice
-and take the difference.
+and take the difference; those of their tokens that are one byte each go the first way.
 """
 
 import codecs
@@ -89,10 +89,45 @@ class WindowDetokenizer:
         self._context, self._pending = self._pending, []
         return text
 
+    def pass_by(self, token_id: int) -> str:
+        """Return what is left before a token whose text is made elsewhere."""
+        text = self.flush() if self._pending else ""
+        self._context = [*self._context, token_id][-_CONTEXT_TOKENS:]
+        return text
+
     def _difference(self) -> str:
         before = self._decoder.decode(self._context, skip_special_tokens=self._skip)
         after = self._decoder.decode(self._context + self._pending, skip_special_tokens=self._skip)
         return after[len(before) :]
+
+
+class ByteFallbackDetokenizer:
+    """For a window's vocabulary that spells rare characters by a token for each byte.
+
+    What is no UTF-8 is U+FFFD once for each unfinished character, as in byte-level vocabularies.
+    """
+
+    def __init__(
+        self, window: WindowDetokenizer, bytes_: Mapping[int, bytes], skipped: frozenset[int]
+    ) -> None:
+        """Give a window the tokens that are not in `bytes_`; those in `skipped` have no text."""
+        self._window = window
+        self._bytes = bytes_
+        self._skipped = skipped
+        self._decoder = _UTF8_DECODER(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes."""
+        if token_id in self._skipped:
+            return ""
+        byte = self._bytes.get(token_id)
+        if byte is None:
+            return self._decoder.decode(b"", True) + self._window.push(token_id)
+        return self._window.pass_by(token_id) + self._decoder.decode(byte)
+
+    def flush(self) -> str:
+        """Return what is left, an unfinished character as U+FFFD."""
+        return self._decoder.decode(b"", True) + self._window.flush()
 
 
 class KeepingDetokenizer:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from pagoda_formats.gguf_file import is_gguf
 from pagoda_gateway.errors import shorten
 from pagoda_gateway.text.detokenizer import (
+    ByteFallbackDetokenizer,
     ByteLevelDetokenizer,
     Detokenizer,
     KeepingDetokenizer,
@@ -57,7 +58,14 @@ class ModelTokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         pieces = [tokenizer.id_to_token(i) or "" for i in range(_size(tokenizer))]
         parts = json.loads(tokenizer.to_str())
-        self._is_byte_level = _is_byte_level(parts.get("decoder") or {})
+        decoder = parts.get("decoder") or {}
+        self._is_byte_level = _is_byte_level(decoder)
+        falls_back = not self._is_byte_level and "ByteFallback" in _steps(decoder)
+        self._single_bytes = {
+            i: bytes([int(byte[1], 16)])
+            for i, piece in enumerate(pieces if falls_back else ())
+            if (byte := _BYTE_TOKEN.fullmatch(piece))
+        }
         normalizes = tokenizer.normalizer is not None and "ByteLevel" not in _steps(
             parts["normalizer"]
         )
@@ -162,12 +170,15 @@ class ModelTokenizer:
 
         `skip_special_tokens` leaves special tokens out, but for those in `kept`.
         """
+        skipped = self._special_ids - kept if skip_special_tokens else frozenset[int]()
         if self._is_byte_level:
-            skipped = self._special_ids - kept if skip_special_tokens else frozenset[int]()
             return ByteLevelDetokenizer(self._token_bytes, skipped)
-        detokenizer = WindowDetokenizer(
+        detokenizer: Detokenizer
+        detokenizer = window = WindowDetokenizer(
             self, prompt_token_ids, skip_special_tokens=skip_special_tokens
         )
+        if self._single_bytes:
+            detokenizer = ByteFallbackDetokenizer(window, self._single_bytes, skipped)
         if not (kept and skip_special_tokens):
             return detokenizer
         return KeepingDetokenizer(detokenizer, {i: self.token_text(i) for i in kept})
@@ -251,10 +262,10 @@ def _is_byte_level(decoder: dict[str, Any]) -> bool:
     return decoder.get("type") == "ByteLevel"
 
 
-def _steps(normalizer: dict[str, Any]) -> set[str]:
-    """Return the types of a normalizer's steps."""
-    steps = normalizer.get("normalizers", ())
-    return {normalizer["type"]}.union(*map(_steps, steps))
+def _steps(part: dict[str, Any]) -> set[str]:
+    """Return the types of a normalizer's or a decoder's steps."""
+    steps = part.get("normalizers", part.get("decoders", ()))
+    return {part.get("type", "")}.union(*map(_steps, steps))
 
 
 _BYTES = {char: byte for byte, char in BYTE_CHARS.items()}

@@ -46,6 +46,26 @@ def test_sentencepiece_stream_equals_decoding_at_once(text: str) -> None:
     assert stream(SENTENCEPIECE, ids) == SENTENCEPIECE.decode(ids, skip_special_tokens=True)
 
 
+@given(st.lists(st.integers(2, 272), max_size=30))
+def test_byte_fallback_stream_is_the_text_of_all_bytes(ids: list[int]) -> None:
+    spelled = b"".join(map(SENTENCEPIECE.token_bytes, ids)).decode(errors="replace")
+    prompt = SENTENCEPIECE.encode("hello", add_special_tokens=False)
+    assert stream(SENTENCEPIECE, ids, prompt) == spelled
+
+
+@pytest.mark.parametrize("num_ids", range(9))
+def test_one_unfinished_character_is_one_replacement(num_ids: int) -> None:
+    ids = SENTENCEPIECE.encode("a\U0001f600\U0001f389", add_special_tokens=False)[1:]
+    wanted = b"".join(map(SENTENCEPIECE.token_bytes, ids[:num_ids])).decode(errors="replace")
+    assert stream(SENTENCEPIECE, ids[:num_ids]) == wanted
+    assert wanted.count("\ufffd") == (0 if num_ids in (0, 1, 5, 9) else 1)
+
+
+def test_special_tokens_that_are_left_out_end_no_character() -> None:
+    ids = SENTENCEPIECE.encode("\U0001f600", add_special_tokens=False)[-4:]
+    assert stream(SENTENCEPIECE, [*ids[:2], 1, *ids[2:]]) == "\U0001f600"
+
+
 def test_sentencepiece_keeps_the_space_after_a_prompt() -> None:
     prompt = SENTENCEPIECE.encode("hello", add_special_tokens=False)
     whole = SENTENCEPIECE.encode("hello world", add_special_tokens=False)
