@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pagoda.rpc.v1.status_pb2 import ModelCard, Role, WorkerStatus
 from pagoda_gateway.errors import ModelNotFoundError, UnavailableError, shorten
@@ -68,6 +69,7 @@ class Catalog:
         directory: WorkerDirectory,
         served_names: Sequence[str],
         *,
+        num_tokens: Mapping[str, int] = MappingProxyType({}),
         on_change: Callable[[Mapping[str, int]], None] = lambda num_workers: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -76,11 +78,13 @@ class Catalog:
         Args:
             directory: of decode workers.
             served_names: models whose files this gateway has, in the order of lists.
+            num_tokens: that the tokenizer of each of them has.
             on_change: hears how many decode workers each of them has, now and when that may have
                 changed.
             clock: Unix seconds.
         """
         self._served_names = tuple(served_names)
+        self._num_tokens = num_tokens
         self._on_change = on_change
         self._clock = clock
         self._announced: dict[str, _Announced] = {}  # by worker; of models not served here, too
@@ -188,6 +192,12 @@ class Catalog:
                 "or dtype differ); requests go to such workers from now on. Models that shall be "
                 "served side by side need names of their own: PAGODA_MODEL_NAME",
                 worker_id, card.name,
+            )  # fmt: skip
+        if (num_tokens := self._num_tokens.get(card.name, 0)) > card.vocab_size:
+            logger.warning(
+                "the tokenizer of '%s' has %d tokens, and its vocab_size is %d: prompts with a "
+                "token from %d on are refused. Is it another model's tokenizer?",
+                card.name, num_tokens, card.vocab_size, card.vocab_size,
             )  # fmt: skip
         self._models[card.name] = ServedModel(
             name=card.name,

@@ -225,7 +225,12 @@ async def open_gateway(
         )
         changes.add_listener(limiter.hear)
         files = FileStore(database, _file_limits(settings))
-        catalog = Catalog(directory, list(texts), on_change=readiness.on_decode_workers)
+        catalog = Catalog(
+            directory,
+            list(texts),
+            num_tokens={n: text.prompts.tokenizer.vocab_size for n, text in texts.items()},
+            on_change=readiness.on_decode_workers,
+        )
         prefillers = WorkerDirectory()
         directory.add_listener(frames.on_worker)
         directory.add_listener(readiness.on_status)

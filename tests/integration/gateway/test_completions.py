@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from support.running_gateway import Running, Start
-from support.scripted_worker import ScriptedWorker
+from support.scripted_worker import ScriptedWorker, tiny_card
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -152,3 +152,23 @@ async def test_a_repetition_ends_the_output_and_no_more_is_billed(start: Start, 
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
     assert bad.json()["error"]["param"] == "repetition_detection.min_count"
     assert searched.json()["error"]["param"] == "repetition_detection"
+
+
+async def test_text_of_tokens_that_the_model_has_not(start: Start, bus: Any) -> None:
+    """Its vocabulary ends before its tokenizer's, as where somebody has added tokens."""
+    async with start(ScriptedWorker(bus, tiny_card(vocab_size=266))) as running:
+        for path, sent, param in (
+            ("/v1/completions", {"prompt": "a or"}, "prompt"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "or"}]},
+             "messages"),
+            ("/v1/responses", {"input": "or"}, "input"),
+            ("/v1/embeddings", {"input": ["a", "or"]}, "input"),
+        ):  # fmt: skip
+            answer = await running.http.post(path, json={"model": "tiny", **sent})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, param)
+            assert "has 'or' (token 266), which this model has not" in error["message"]
+            assert "vocab_size is 266, and its tokenizer has 267 tokens" in error["message"]
+        await running.completion(bad_words=["or", "ab"])
+        words = running.worker.requests[-1].sampling.bad_words
+        assert [list(word.token_ids) for word in words] == [[69, 70]]

@@ -119,6 +119,17 @@ def test_an_alias_leads_to_its_model_as_it_is_now() -> None:
     assert list(catalog.entries) == ["tiny", "small"]
 
 
+@pytest.mark.parametrize(("num_tokens", "num_warnings"), [(268, 1), (267, 0), (100, 0)])
+def test_a_tokenizer_of_more_tokens_than_the_model_has_is_said_once(
+    caplog: pytest.LogCaptureFixture, num_tokens: int, num_warnings: int
+) -> None:
+    directory = WorkerDirectory()
+    Catalog(directory, ["tiny"], num_tokens={"tiny": num_tokens})
+    for worker_id in ("a", "b"):
+        directory.on_status(status(tiny_card(), worker_id=worker_id))
+    assert caplog.text.count("has 268 tokens, and its vocab_size is 267") == num_warnings
+
+
 def test_an_alias_that_is_announced_no_more_goes(caplog: pytest.LogCaptureFixture) -> None:
     directory = WorkerDirectory()
     catalog = Catalog(directory, ["tiny"])

@@ -12,7 +12,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from pagoda.rpc.v1.generate_pb2 import SamplingParams
 from pagoda_gateway.config import GatewaySettings
-from pagoda_gateway.errors import InvalidRequestError, Problems
+from pagoda_gateway.errors import InvalidRequestError, Problems, shorten
 from pagoda_gateway.openai.answer_form import AnswerForm, AnswerForms
 from pagoda_gateway.openai.sampling.beam_search import check_grammar, most_tokens
 from pagoda_gateway.openai.sampling.generation_config import GenerationConfig
@@ -138,6 +138,7 @@ class RequestProcessor(ABC, Generic[Body]):
         with problems:
             tokenized = await self.tokenize(body, options, model)
             text_end = tokenized.text_end
+            self._check_vocabulary(body, tokenized, model)
             budgets = self._budgets(body, tokenized, options, model)
         with problems:
             form = await self.form(body, text_end, tenant)
@@ -156,7 +157,9 @@ class RequestProcessor(ABC, Generic[Body]):
             with problems:
                 breakers = await self._prompts.breaker_tokens(texts, model)
         problems.raise_all()
-        bad_words = await self._prompts.bad_word_tokens(body.bad_words) if body.bad_words else ()
+        bad_words: Sequence[Sequence[int]] = ()
+        if body.bad_words:
+            bad_words = await self._prompts.bad_word_tokens(body.bad_words, model)
         prompts: list[Prompt] = []
         sampling: list[SamplingParams] = []
         for (token_ids, text), budget in zip(tokenized.prompts, budgets, strict=True):
@@ -190,6 +193,24 @@ class RequestProcessor(ABC, Generic[Body]):
         return ProcessedRequest(
             prompts, sampling, options, tokenized.echo_texts, form, tokenized.cut_prompts
         )
+
+    def _check_vocabulary(
+        self, body: Body, tokenized: TokenizedPrompts, model: ServedModel
+    ) -> None:
+        """Refuse tokens that the tokenizer has and the model has not."""
+        num_tokens = self.tokenizer.vocab_size
+        if num_tokens <= model.vocab_size:
+            return
+        for token_ids, _ in tokenized.prompts:
+            if max(token_ids, default=0) >= model.vocab_size:
+                first = next(i for i in token_ids if i >= model.vocab_size)
+                raise InvalidRequestError(
+                    f"the prompt has {shorten(self.tokenizer.token_text(first))} (token {first}), "
+                    f"which this model has not: its vocab_size is {model.vocab_size}, and its "
+                    f"tokenizer has {num_tokens} tokens. Leave it out; if the chat template writes "
+                    "it, the model's folder wants another tokenizer",
+                    param=body.prompt_field,
+                )
 
     def _budgets(
         self, body: Body, tokenized: TokenizedPrompts, options: OutputOptions, model: ServedModel

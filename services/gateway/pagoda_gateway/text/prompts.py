@@ -153,11 +153,15 @@ class PromptMaker:
             len(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens=False)
         )
 
-    async def bad_word_tokens(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the tokens that would spell words, in each way; see `text.bad_words`."""
-        return await self._off_loop(
+    async def bad_word_tokens(self, words: Sequence[str], model: ServedModel) -> list[list[int]]:
+        """Return the tokens that would spell words, in each way; see `text.bad_words`.
+
+        What has a token that the model has not cannot come anyway.
+        """
+        spelled = await self._off_loop(
             sum(map(len, words)), lambda: bad_word_tokens(self.tokenizer, words)
         )
+        return [token_ids for token_ids in spelled if max(token_ids, default=0) < model.vocab_size]
 
     async def breaker_tokens(self, breakers: tuple[str, ...], model: ServedModel) -> Sequence[int]:
         """Return the tokens that hold one of the texts; see `text.sequence_breakers`.
