@@ -25,7 +25,8 @@ def edit(folder: Path, fields: dict[str, Any]) -> None:
     """Set fields of a configuration; None leaves one out."""
     path = folder / "config.json"
     edited = {**json.loads(path.read_text()), **fields}
-    path.write_text(json.dumps({key: value for key, value in edited.items() if value is not None}))
+    left_out = {name for name, value in fields.items() if value is None}
+    path.write_text(json.dumps({name: edited[name] for name in edited if name not in left_out}))
 
 
 def assert_logits_are_transformers(folder: Path) -> None:
@@ -39,6 +40,10 @@ def assert_logits_are_transformers(folder: Path) -> None:
     [
         ("deepseek_v3", GROUPS, {"routed_scaling_factor": None}),
         ("deepseek_v3", GROUPS, {"n_group": None, "topk_group": None}),
+        ("deepseek_v3", {}, {"rope_parameters": {**YARN, "rope_type": "default", "rope_theta": 1e4,
+                                                 "mscale": 1.0, "mscale_all_dim": 1.0}}),
+        ("deepseek_v2", {}, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4,
+                                                 "factor": 4.0, "mscale_all_dim": 1.0}}),
         # Ministral 8B is a Mistral of which some layers see everything
         ("mistral", {"num_hidden_layers": 2, "sliding_window": 13},
          {"layer_types": ["sliding_attention", "full_attention"]}),

@@ -150,14 +150,18 @@ def _read_section(
     other_names: Mapping[str, str],
 ) -> RopeDescription:
     theta = _either(section, config, "rope_theta").number("rope_theta", default_theta)
-    # Configurations before 2024 call it "type".
-    rope_type = section.string("rope_type", section.string("type", "default"))
+    rope_type = _rope_type(section)
     rope_type = other_names.get(rope_type, rope_type)
     if rope_type not in _FREQUENCIES:
         raise UnsupportedModelError(config.path, "rope_type", rope_type, tuple(_FREQUENCIES))
     rotary_factor = _rotary_factor(config, section, rope_type, default_rotary_factor)
     plain = RopeDescription(theta=theta, rotary_factor=rotary_factor, is_interleaved=is_interleaved)
     return _SCALINGS[rope_type](replace(plain, rope_type=rope_type), config, section)
+
+
+def _rope_type(section: ConfigReader) -> str:
+    # Configurations before 2024 call it "type".
+    return section.string("rope_type", section.string("type", "default"))
 
 
 def _rotary_factor(
@@ -302,7 +306,7 @@ def _yarn_magnitude(factor: float, mscale: float) -> float:
 
 
 def read_score_multiplier(config: ConfigReader) -> float:
-    """Return what DeepSeek multiplies scores by where YaRN made the context longer.
+    """Return what DeepSeek multiplies scores by where scaling made the context longer.
 
     `RopeDescription.attention_factor` is then for the part of a head that turns; this is for all.
 
@@ -310,7 +314,7 @@ def read_score_multiplier(config: ConfigReader) -> float:
         CheckpointError: a parameter is out of range.
     """
     section = _sections(config, "")[0]
-    if not section.fields.get("mscale_all_dim"):
+    if not section.fields.get("mscale_all_dim") or _rope_type(section) == "default":
         return 1.0
     factor = section.number("factor", 1.0)
     return _yarn_magnitude(factor, section.number("mscale_all_dim")) ** 2
