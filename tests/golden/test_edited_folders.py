@@ -68,6 +68,25 @@ def test_fields_mean_what_they_mean_to_transformers(
     assert_logits_are_transformers(folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("deepseek_v3", {"norm_topk_prob": None}),
+        ("deepseek_v3", {"rope_interleave": None}),
+        ("gpt_oss", {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
+        ("llama", {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
+        ("glm4", {"rope_parameters": None, "rope_theta": 1e4, "partial_rotary_factor": None}),
+    ],
+    ids=str,
+)
+def test_null_means_what_it_means_to_transformers(
+    tmp_path: Path, family: str, fields: dict[str, Any]
+) -> None:
+    path = make_family_checkpoint(tmp_path, family) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    assert_logits_are_transformers(tmp_path)
+
+
 @pytest.mark.parametrize("says", [True, None], ids=["said", "by-default"])
 @pytest.mark.parametrize("family", ["gemma", "cohere", "gpt2", "starcoder2"])
 def test_an_output_projection_that_is_not_the_embedding_is_used(

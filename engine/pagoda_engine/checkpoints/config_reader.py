@@ -15,7 +15,7 @@ _MISSING = object()
 
 
 class ConfigReader:
-    """One JSON object of a model folder. A field that is null counts as absent."""
+    """One JSON object of a model folder. A field that is null counts as absent; see `boolean`."""
 
     def __init__(
         self, path: Path, fields: Mapping[str, Any], aliases: Mapping[str, str] | None = None
@@ -108,7 +108,9 @@ class ConfigReader:
         return tuple(ConfigReader(self.path, {name: value}).string(name) for value in values)
 
     def boolean(self, name: str, default: object = _MISSING) -> bool:
-        """Return a truth value."""
+        """Return a truth value; null is false, as to transformers, whatever absent means."""
+        if self._name(name) in self.fields and not self.has(name):
+            return False
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, value, "true or false")

@@ -10,8 +10,9 @@ from pagoda_engine.models.weights.names import WeightNames
 
 
 def glm(config: ConfigReader) -> DecoderDescription:
-    """The biases are those of Q, K and V alone."""
-    rope = read_rope(config, default_rotary_factor=0.5, is_interleaved=True)
+    """The biases are those of Q, K and V alone. A ``partial_rotary_factor`` of null turns all."""
+    default = 1.0 if "partial_rotary_factor" in config.fields else 0.5
+    rope = read_rope(config, default_rotary_factor=default, is_interleaved=True)
     return replace(
         usual_description(config, rope, head_dim=128),
         norm_eps=config.number("rms_norm_eps", 1.5625e-07),

@@ -25,6 +25,11 @@ def test_whole_numbers_are_numbers() -> None:
     assert reader(10**300).number("field") == 1e300
 
 
+def test_a_boolean_that_is_null_is_false_and_an_absent_one_the_default() -> None:
+    assert reader(None).boolean("field", True) is False
+    assert reader(None).boolean("other", True) is True
+
+
 @pytest.mark.parametrize("read", ["integer", "number", "boolean", "section", "token_ids"])
 def test_a_long_value_is_not_shown_whole(read: str) -> None:
     with pytest.raises(CheckpointError, match="field is ") as raised:
