@@ -28,7 +28,15 @@ from pagoda_engine.models.families.registry import FAMILIES
 pytestmark = pytest.mark.slow
 
 _NAMES = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
-MODEL_TYPES = {name: kind for kind, name in reversed(_NAMES.items())}  # the first of several
+
+
+def _is_own(model_type: str, name: str) -> bool:
+    return name.lower().startswith(model_type.replace("_", ""))
+
+
+MODEL_TYPES = {name: kind for kind, name in sorted(_NAMES.items(), key=lambda item: _is_own(*item))}
+"""The family's own where models of other families are of its class, too."""
+
 OTHER_SPELLINGS = {"MPTForCausalLM": "MptForCausalLM"}
 """What transformers reads, but never writes."""
 

@@ -117,6 +117,7 @@ class WeightFiles:
         ignored: Collection[str] = (),
         ignored_prefixes: Collection[str] = (),
         optional_prefix: str = "",
+        missing_hint: str = "",
         on_progress: OnProgress | None = None,
     ) -> None:
         """Begin with all tensors left.
@@ -131,6 +132,7 @@ class WeightFiles:
             ignored: ends of names that need not be taken.
             ignored_prefixes: beginnings of such names.
             optional_prefix: of names in `take`, which the files may leave out.
+            missing_hint: what to say besides where one is missing.
             on_progress: called by `take` in its thread.
         """
         self._reader = reader
@@ -138,6 +140,7 @@ class WeightFiles:
         self._device = device
         self._on_progress = on_progress
         self._path = path
+        self._missing_hint = missing_hint
         self._tensors = dict(tensors)
         if not any(name.startswith(optional_prefix) for name in self._tensors):
             self._tensors = {optional_prefix + name: t for name, t in self._tensors.items()}
@@ -389,7 +392,7 @@ class WeightFiles:
         """Return a tensor of the files and how it is stored; raise unless it is as wanted."""
         name, stored = part.name, self._tensors.get(part.name)
         if stored is None:
-            raise CheckpointError(self._path, f"tensor {name} is missing")
+            raise CheckpointError(self._path, f"tensor {name} is missing{self._missing_hint}")
         if stored.shape != part.shape:
             raise CheckpointError(
                 self._path,

@@ -31,6 +31,11 @@ class ModelFiles(Protocol):
         ...
 
     @property
+    def model_type(self) -> str:
+        """What transformers calls the family; empty: the files do not say."""
+        ...
+
+    @property
     def scheme(self) -> Scheme | None:
         """How weights are quantised in `tensors`, if that is not a tensor's own type."""
         ...
@@ -75,6 +80,7 @@ class HuggingFaceFolder:
         self._folder = folder
         self._config = ConfigReader.open(folder / "config.json")
         self.description = describe(self._config)
+        self.model_type = self._config.string("model_type", "")
         if self.description.tie_word_embeddings and self._has_own_output():
             logger.info(
                 "the output projection of the files is used: it is not the embedding, although "

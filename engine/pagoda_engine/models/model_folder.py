@@ -178,7 +178,19 @@ def _weight_files(
         ignored=(*tied, *names.ignored),
         ignored_prefixes=(*names.ignored_prefixes, *names.vision_prefixes),
         optional_prefix=names.optional_prefix,
+        missing_hint=_other_family(model_files),
         on_progress=on_progress,
+    )
+
+
+def _other_family(model_files: ModelFiles) -> str:
+    """Return what to add where a tensor is missing: some are saved under another family's class."""
+    architecture, kind = model_files.description.architecture, model_files.model_type
+    if kind.removesuffix("_text").replace("_", "") in architecture.lower():
+        return ""
+    return (
+        f". model_type {kind!r} is not of {architecture}, as which it is read: such a model's "
+        "tensors may have other names"
     )
 
 

@@ -41,6 +41,7 @@ _CONTROL = 3
 class GgufModel:
     """One file."""
 
+    model_type = ""
     scheme = None
 
     def __init__(self, path: Path) -> None:

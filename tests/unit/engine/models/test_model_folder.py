@@ -70,6 +70,21 @@ def test_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (folders[1] / path.name).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "end"),
+    [("exaone", "missing. model_type 'exaone' is not of LlamaForCausalLM"), ("llama", "missing$")],
+)
+def test_a_missing_tensor_of_another_familys_model(
+    tmp_path: Path, model_type: str, end: str
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": model_type}))
+    edit_weights(folder, model__embed_tokens__weight=None)
+    with pytest.raises(CheckpointError, match=f"tensor model.embed_tokens.weight is {end}"):
+        load(folder)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_bfloat16_is_close_to_float32(tmp_path: Path, family: str) -> None:
     folder = make_tiny_checkpoint(tmp_path, family)
