@@ -171,6 +171,10 @@ class _Conversion:
     def _check_pieces(self) -> None:
         if self._of_type(UNUSED):
             raise self._refused(f"piece {self._of_type(UNUSED)[0].text!r} is of the type unused")
+        if spaced := [p for p in self._of_type(USER_DEFINED) if " " in p.text]:
+            # sentencepiece never finds it: a text's spaces are marks by then. `tokenizers` marks
+            # those of its tokens, too, and finds it.
+            raise self._refused(f"a user defined the piece {spaced[0].text!r}, with a space in it")
         if longest := [p for p in self._pieces if len(p.text) > MAX_TOKEN_CHARS]:
             size = len(longest[0].text)
             raise self._refused(

@@ -239,6 +239,7 @@ def test_runs_of_one_score(lengths: Sequence[int], tmp_path: Path) -> None:
         (UNK + b"\x1a\x03\x12\x01x" + TRAINER_BPE, "it normalises texts by rules of its own"),
         (piece("a", 0) + TRAINER_BPE, "it must have one piece of the type unknown"),
         (UNK + piece("a", 0, 5) + TRAINER_BPE, "piece 'a' is of the type unused"),
+        (UNK + piece("a b", 0, 4) + TRAINER_BPE, "a user defined the piece 'a b', with a space"),
         (UNK + piece("<0x41>", 0, 6) + TRAINER_BPE, "it has 1 pieces of the type byte"),
         (UNK + piece("a", 0) * 2 + TRAINER_BPE, "tokens 1 and 2 are both 'a'"),
         (UNK + piece("", 0) + TRAINER_BPE, "token 1 has no text"),
