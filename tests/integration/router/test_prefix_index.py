@@ -129,7 +129,7 @@ def test_a_connection_that_has_died_unnoticed_is_a_failure_of_redis(redis: Serve
             connection._writer.transport.abort()
             for _ in range(3):
                 await asyncio.sleep(0)
-            with pytest.raises(IndexUnavailableError, match="RuntimeError.*closed"):
+            with pytest.raises(IndexUnavailableError, match=r"RuntimeError.*closed"):
                 await index.match([SetGroup(("a",))], hashes([0]))
 
     uvloop.run(run())

@@ -95,7 +95,7 @@ def test_the_setting_that_names_a_missing_folder_is_said(tmp_path: Path) -> None
 
 def test_a_folder_that_cannot_be_looked_at_is_named() -> None:
     name = "/" + "x" * 300  # too long for every file system, for root too
-    with pytest.raises(ModelFolderError, match=r"PAGODA_MODEL='/x+': /x+ cannot be read: File name"):
+    with pytest.raises(ModelFolderError, match=r"MODEL='/x+': /x+ cannot be read: File name"):
         find_model(name, "PAGODA_MODEL")
 
 
