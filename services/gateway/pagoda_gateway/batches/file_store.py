@@ -205,9 +205,7 @@ class FileStore:
         )
         is_old = FILES.c.changed_unix_seconds < now - UPLOAD_SECONDS
         is_upload = sa.and_(FILES.c.state == "writing", FILES.c.batch_id.is_(None))
-        is_over = sa.or_(
-            FILES.c.expires_unix_seconds <= now, FILES.c.tenant.in_(DELETED_TENANTS)
-        )
+        is_over = sa.or_(FILES.c.expires_unix_seconds <= now, FILES.c.tenant.in_(DELETED_TENANTS))
         is_expired = sa.and_(FILES.c.state == "ready", is_over)
         statement = (
             sa.select(FILES)
