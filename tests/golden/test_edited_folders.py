@@ -69,20 +69,21 @@ def test_fields_mean_what_they_mean_to_transformers(
 
 
 @pytest.mark.parametrize(
-    ("family", "fields"),
+    ("family", "made_of", "fields"),
     [
-        ("deepseek_v3", {"norm_topk_prob": None}),
-        ("deepseek_v3", {"rope_interleave": None}),
-        ("gpt_oss", {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
-        ("llama", {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
-        ("glm4", {"rope_parameters": None, "rope_theta": 1e4, "partial_rotary_factor": None}),
+        ("seed_oss", {"head_dim": 12}, {"head_dim": None}),
+        ("deepseek_v3", {}, {"norm_topk_prob": None}),
+        ("deepseek_v3", {}, {"rope_interleave": None}),
+        ("gpt_oss", {}, {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
+        ("llama", {}, {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": None}}),
+        ("glm4", {}, {"rope_parameters": None, "rope_theta": 1e4, "partial_rotary_factor": None}),
     ],
     ids=str,
 )
 def test_null_means_what_it_means_to_transformers(
-    tmp_path: Path, family: str, fields: dict[str, Any]
+    tmp_path: Path, family: str, made_of: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    path = make_family_checkpoint(tmp_path, family) / "config.json"
+    path = make_family_checkpoint(tmp_path, family, **made_of) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     assert_logits_are_transformers(tmp_path)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.harmony_model import write_harmony_folder
 from support.running_gateway import Running, running_gateway
-from support.scripted_worker import ScriptedWorker, spell
+from support.scripted_worker import ScriptedWorker, spell, tiny_card
 
 from pagoda_gateway.text.tokenizer import ModelTokenizer
 from pagoda_runtime.configuration.settings import CommonSettings
@@ -59,8 +59,9 @@ def saying(nats_common: CommonSettings, bus: Bus, folder: Path) -> Any:
     async def start(text: str) -> AsyncIterator[Running]:
         token_ids = tokenizer.encode(text, add_special_tokens=False)
         worker = ScriptedWorker(
-            bus, token_at=spell(token_ids), step_seconds=0.002, eos_id=token_ids[-1]
-        )
+            bus, card=tiny_card(vocab_size=tokenizer.vocab_size), token_at=spell(token_ids),
+            step_seconds=0.002, eos_id=token_ids[-1],
+        )  # fmt: skip
         async with running_gateway(nats_common, bus, folder, worker) as running:
             yield running
 

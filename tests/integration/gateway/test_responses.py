@@ -40,7 +40,9 @@ async def events_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
 
 async def test_a_response_and_its_usage(start: Start, bus: Any) -> None:
     async with start(ScriptedWorker(bus, cached=4)) as running, running.sdk() as client:
-        response = await client.responses.create(**ASKED, instructions="be brief", temperature=0)
+        response = await client.responses.create(
+            **ASKED, instructions="be brief", temperature=0, top_p=0.9
+        )
         receipt = await running.http.get(f"/v1/receipts/{response.id.removeprefix('resp_')}")
         prompt = await running.prompt_text()
     assert (response.object, response.status) == ("response", "incomplete")
@@ -50,7 +52,7 @@ async def test_a_response_and_its_usage(start: Start, bus: Any) -> None:
     assert response.usage is not None
     assert response.usage.input_tokens_details.cached_tokens == 4
     assert response.usage.total_tokens == response.usage.input_tokens + 8
-    assert (response.instructions, response.temperature) == ("be brief", 0)
+    assert (response.instructions, response.temperature, response.top_p) == ("be brief", 0, 0.9)
     assert (receipt.json()["endpoint"], receipt.json()["output_tokens"]) == ("responses", 8)
     assert prompt == "<|bos|><|system|>be brief<|end|><|user|>hello world<|end|><|assistant|>"
 

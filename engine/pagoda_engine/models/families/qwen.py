@@ -25,8 +25,9 @@ def qwen2(config: ConfigReader) -> DecoderDescription:
 
 def seed_oss(config: ConfigReader) -> DecoderDescription:
     """Qwen 2 without windows, whose biases are named one by one."""
+    head_dim = 0 if "head_dim" in config.fields else 128  # null: the usual
     return replace(
-        usual_description(config, read_rope(config), head_dim=128),
+        usual_description(config, read_rope(config), head_dim=head_dim),
         qkv_bias=config.boolean("attention_bias", True),
         output_bias=config.boolean("attention_out_bias", False),
         mlp_bias=config.boolean("mlp_bias", False),

@@ -143,6 +143,7 @@ class BatchStore:
                     f"{MAX_UNFINISHED}, and {MAX_BATCHES} with those of the last days",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
+            self._files.use(connection, values["input_file_id"])
             connection.execute(sa.insert(BATCHES).values(values))
             if values["status"] == "in_progress":
                 _begin_files(connection, values, now)
@@ -254,12 +255,21 @@ class BatchStore:
             .limit(_CANDIDATES)
         )
 
+        # Who had it may have run lines: a gateway of before 0014 does not `note` it of messages.
+        was_at_work = sa.and_(BATCHES.c.owner.is_not(None), BATCHES.c.num_lines > 0)
+        noted = BATCHES.c.in_progress_unix_seconds
+        begun = sa.case((was_at_work, sa.func.coalesce(noted, self.clock())), else_=noted)
+
         def claim(connection: sa.Connection) -> sa.RowMapping | None:
             for batch_id in connection.scalars(candidates).all():
                 taken = connection.execute(
                     sa.update(BATCHES)
                     .where(BATCHES.c.batch_id == batch_id, is_free)
-                    .values(owner=owner, lease_unix_seconds=now + LEASE_SECONDS)
+                    .values(
+                        owner=owner,
+                        lease_unix_seconds=now + LEASE_SECONDS,
+                        in_progress_unix_seconds=begun,
+                    )
                 )
                 if taken.rowcount:
                     mine = sa.select(BATCHES).where(BATCHES.c.batch_id == batch_id)

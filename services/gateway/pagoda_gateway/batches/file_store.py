@@ -3,6 +3,7 @@
 No more than a chunk or one answer is in memory at a time. Knows no HTTP and not what is in a file.
 """
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -179,13 +180,6 @@ class FileStore:
             InvalidRequestError: a batch is at work on it.
         """
         row = await self.get(tenant, file_id)
-        user = await self._database.first(_users(file_id))
-        if user is not None:
-            raise InvalidRequestError(
-                f"{file_id} is the input of {shown_id(user)}, which is not finished; cancel that "
-                "first",
-                param="file_id",
-            )
         await self._remove(row)
 
     async def discard(self, file_id: str) -> None:
@@ -218,8 +212,20 @@ class FileStore:
         )  # fmt: skip
         rows = await self._database.rows(statement)
         for row in rows:
-            await self._remove(row)
+            with contextlib.suppress(InvalidRequestError):  # a batch has begun meanwhile
+                await self._remove(row)
         return len(rows)
+
+    def use(self, connection: sa.Connection, file_id: str) -> None:
+        """Keep a file from being deleted until the transaction that makes a batch of it ends.
+
+        Raises:
+            InvalidRequestError: it was deleted meanwhile.
+        """
+        is_ready = sa.and_(FILES.c.file_id == file_id, FILES.c.state == "ready")
+        kept = sa.update(FILES).where(is_ready).values(changed_unix_seconds=self._clock())
+        if not connection.execute(kept).rowcount:
+            raise InvalidRequestError(f"{file_id} is being deleted", param="input_file_id")
 
     def grow(
         self,
@@ -318,12 +324,24 @@ class FileStore:
             yield b"".join(row["data"] for row in await self._database.rows(texts))
 
     async def _remove(self, file: sa.RowMapping) -> None:
-        """Delete all rows of a file, a few in each transaction, its own the last."""
+        """Delete all rows of a file, a few in each transaction, its own the last.
+
+        Raises:
+            InvalidRequestError: a batch is at work on it.
+        """
         file_id = file["file_id"]
         own = FILES.c.file_id == file_id
 
         def hide(connection: sa.Connection) -> sa.RowMapping | None:
+            # First, since it waits for batches that are being made of the file: see `use`.
             connection.execute(sa.update(FILES).where(own).values(state="deleting"))
+            user = connection.execute(_users(file_id)).mappings().first()
+            if user is not None:
+                raise InvalidRequestError(
+                    f"{file_id} is the input of {shown_id(user)}, which is not finished; cancel "
+                    "that first",
+                    param="file_id",
+                )
             return connection.execute(sa.select(FILES).where(own)).mappings().first()
 
         hidden = await self._database.call(hide)  # with all bytes: nobody writes any more

@@ -4,9 +4,11 @@ All share one budget of bytes, and a thread for what is large. Knows nothing of 
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from pagoda_gateway.body_budget import BodyBudget, HeldBytes
 from pagoda_gateway.errors import BodyTooLargeError, MediaTypeError, SlowBodyError, shorten
@@ -16,6 +18,7 @@ from pagoda_gateway.http.request_head import header
 from pagoda_gateway.large_bodies import LargeBodies
 
 MIN_BYTES_PER_SECOND = 65_536
+LAST_LOOK_SECONDS = 0.1
 MAX_DISCARDED_BYTES = 64 << 20
 
 
@@ -134,8 +137,8 @@ async def body_chunks(request: Request, timeout_seconds: float) -> AsyncIterator
     while not is_last:
         started = loop.time()
         try:
-            async with asyncio.timeout(timeout_seconds + size / MIN_BYTES_PER_SECOND - waited):
-                message = await request.receive()
+            left = timeout_seconds + size / MIN_BYTES_PER_SECOND - waited
+            message = await _received(request, left)
         except TimeoutError:
             raise SlowBodyError(
                 f"{size} bytes of the body came in time; it may take {timeout_seconds:g} s "
@@ -148,3 +151,15 @@ async def body_chunks(request: Request, timeout_seconds: float) -> AsyncIterator
         size += len(chunk)
         is_last = not message.get("more_body")
         yield chunk
+
+
+async def _received(request: Request, seconds: float) -> Message:
+    """Return what comes within that time; raise TimeoutError.
+
+    Time passes while this process stands still, too: what has come by then has yet to be read.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await request.receive()
+    async with asyncio.timeout(LAST_LOOK_SECONDS):
+        return await request.receive()

@@ -17,7 +17,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from pagoda_gateway import metrics
 from pagoda_gateway.errors import GatewayError, InvalidRequestError, UnavailableError
 from pagoda_gateway.http.body_pipe import BodyPipe, end_with_connection, tell_loss
-from pagoda_gateway.http.body_reader import MAX_DISCARDED_BYTES, MIN_BYTES_PER_SECOND
+from pagoda_gateway.http.body_reader import (
+    LAST_LOOK_SECONDS,
+    MAX_DISCARDED_BYTES,
+    MIN_BYTES_PER_SECOND,
+)
 from pagoda_gateway.http.joined_head import JoinedHead
 from pagoda_gateway.http.paced_connection import MAX_SILENT_BYTES, PacedConnection
 from pagoda_runtime.identity import new_request_id
@@ -329,7 +333,11 @@ class LimitedConnection(PacedConnection):
 
     def _wait_for_head(self) -> None:
         self._wait()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        """Read what has come while this process stood still, if it did, before giving up."""
+        self._head_timer = self.loop.call_later(LAST_LOOK_SECONDS, self.transport.abort)
 
     def _stop_waiting(self) -> None:
         self.waiting.pop(self, None)

@@ -236,12 +236,12 @@ class ResponseSerializer(Serializer):
             },
             "safety_identifier": sent.safety_identifier,
             "store": sent.store is not False,
-            "temperature": self._sequence.sampling.temperature,
+            "temperature": _as_said(self._sequence.sampling.temperature),
             "text": text,
             "tool_choice": sent.tool_choice or "auto",
             "tools": shown(sent.tools),
             "top_logprobs": sent.top_logprobs or 0,
-            "top_p": self._sequence.sampling.top_p,
+            "top_p": _as_said(self._sequence.sampling.top_p),
             "truncation": sent.truncation or "disabled",
             "usage": None,
             "user": sent.user,
@@ -275,3 +275,8 @@ def _logprobs(
     )
     form = LogprobFormat(tokenizer, tokens_as_ids=options.tokens_as_ids)
     return BlockLogprobs(output, detokenizer, form, options.num_logprobs)
+
+
+def _as_said(value: float) -> float:
+    """Return a number as somebody wrote it: the engine's has the nearest of 32 bits."""
+    return float(f"{value:.7g}")

@@ -81,13 +81,14 @@ class RouterClient:
         started = time.monotonic()
         worker_wait = self._settings.failover_wait_seconds if sequence.attempt else 0.0
         router_wait = max(worker_wait, self._settings.router_wait_seconds)
-        num_tries = 0
+        num_tries, is_silent = 0, False
         while True:
             try:
                 answer = await self._ask_router(context, sequence, refused)
             except BusError as error:
-                is_over = time.monotonic() - started >= router_wait
-                is_silent = is_over and not await self._bus.answers(ECHO_SECONDS)
+                was_silent, is_silent = is_silent, not await self._bus.answers(ECHO_SECONDS)
+                if was_silent and not is_silent:  # what was asked may never have been heard
+                    continue
                 who = "NATS, by which routers are asked," if is_silent else "the router"
                 problem: GatewayError = UnavailableError(
                     f"{who} does not answer ({error}); try again",

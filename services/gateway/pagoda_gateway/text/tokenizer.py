@@ -222,7 +222,8 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         return gguf_tokenizer_config(folder)
     older = read_object(folder / "special_tokens_map.json")
     config = read_object(folder / "tokenizer_config.json")
-    return {name: older[name] for name in older if name.endswith(_SPECIAL_NAME)} | config
+    said = {name: value for name, value in config.items() if value is not None}
+    return {name: older[name] for name in older if name.endswith(_SPECIAL_NAME)} | said
 
 
 def _check_ids(path: Path, tokenizer: Tokenizer) -> None:

@@ -74,6 +74,47 @@ async def test_a_batch_has_one_owner_until_its_lease_ends(
         await batches.renew(batch["batch_id"], "a")
 
 
+async def test_a_file_that_is_deleted_while_a_batch_is_made_of_it(
+    files: FileStore, batches: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = (await create(files, batches))["input_file_id"]
+    await batches.cancel("t", (await batches.list_batches("t", after=None, limit=1))[0]["batch_id"])
+    batch = await batches.claim("a")
+    assert batch is not None
+    await batches.finish(batch, "a", "cancelled")
+    row = await files.get("t", file_id)
+    await files.delete("t", file_id)
+
+    async def get(*_: str) -> sa.RowMapping:
+        return row  # as it was looked at before
+
+    monkeypatch.setattr(files, "get", get)
+    body = BatchBody(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    with pytest.raises(InvalidRequestError, match="is being deleted"):
+        await batches.create("t", "key-1", body)
+    given = {"input_file_id": file_id, "num_lines": 3, "model": "m"}
+    with pytest.raises(InvalidRequestError, match="is being deleted"):
+        await batches.create_of_messages("t", "key-1", **given)
+    assert await batches.claim("a") is None
+
+
+async def test_who_takes_a_batch_over_knows_that_lines_may_have_run(
+    files: FileStore, batches: BatchStore, clock: Clock
+) -> None:
+    """Though the one before, an older gateway, has not noted it."""
+    file_id = await files.begin("t", "batch", "in")
+    await files.append("t", file_id, 0, numbered(3))
+    await files.finish(file_id, purpose="batch", filename="in", keep_seconds=None)
+    await batches.create_of_messages("t", "k", input_file_id=file_id, num_lines=3, model="m")
+    first = await batches.claim("older")
+    assert first is not None
+    assert first["in_progress_unix_seconds"] is None
+    clock.now += LEASE_SECONDS
+    second = await batches.claim("b")
+    assert second is not None
+    assert second["in_progress_unix_seconds"] == clock.now
+
+
 async def test_a_lease_ends_at_once_for_a_clock_that_was_set_back(
     files: FileStore, batches: BatchStore, clock: Clock
 ) -> None:

@@ -75,6 +75,20 @@ async def test_trickle_is_cut() -> None:
     assert bodies.num_held_bytes == 0
 
 
+async def test_what_came_while_the_process_stood_still_is_read() -> None:
+    """By then its time is over."""
+    came = asyncio.Event()
+
+    async def receive() -> Any:
+        await came.wait()
+        return piece(b"late")
+
+    asyncio.get_running_loop().call_later(0.02, came.set)
+    late = Request({"type": "http", "headers": []}, receive)
+    async with read(reader(timeout_seconds=0.01), late) as raw:
+        assert raw == b"late"
+
+
 async def test_cancelled_reader_frees_what_it_held() -> None:
     bodies = BodyBudget(150)
 

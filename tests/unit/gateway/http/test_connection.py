@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import orjson
@@ -87,6 +88,20 @@ async def test_a_refusal_is_an_answer_as_of_any_route() -> None:
     assert b"retry-after: 1" in head.splitlines()
     assert orjson.loads(body)["error"]["code"] == "unavailable"
     assert counted("refused") == before + 1
+
+
+async def test_a_head_that_came_while_the_process_stood_still_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    async with serving(2) as server:
+        server.goes_on.set()
+        reader, writer = await server.connect(REQUEST[:5])
+        await asyncio.sleep(0.01)  # it is waited for
+        writer.write(REQUEST[5:])
+        time.sleep(0.06)  # noqa: ASYNC251  (all of this process, its server too)
+        assert b"200" in await reader.readline()
+        writer.close()
 
 
 async def test_who_waited_without_a_request_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from support.vocabularies import (
 )
 
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
-from pagoda_gateway.text.tokenizer import ModelTokenizer
+from pagoda_gateway.text.tokenizer import ModelTokenizer, read_tokenizer_config
 from pagoda_runtime.errors import ModelFolderError
 from pagoda_worker.grammars import Grammars
 
@@ -113,3 +113,10 @@ def test_the_file_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, "tokenizer.model", b"nonsense", tokenizer_class="LlamaTokenizer")
     with pytest.raises(ModelFolderError, match=r"tokenizer\.model is neither a sentencepiece"):
         ModelTokenizer.load(tmp_path)
+
+
+def test_a_token_that_is_null_is_the_older_files(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": null, "eos_token": "<e>"}')
+    older = {"bos_token": "<b>", "eos_token": "<other>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    assert read_tokenizer_config(tmp_path) == {"bos_token": "<b>", "eos_token": "<e>"}

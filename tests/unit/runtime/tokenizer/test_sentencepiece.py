@@ -54,7 +54,7 @@ def test_bpe(prefix: bool, strips: bool, symbols: tuple[str, ...], tmp_path: Pat
         if not strips or "\u2581" not in text:
             assert found.decode(ids, skip_special_tokens=False) == original.decode(ids), text
         used.update(ids)
-    assert len(used) > 700  # not only bytes
+    assert len(used) > 600  # not only bytes
 
 
 @pytest.mark.parametrize("prefix", [True, False])
