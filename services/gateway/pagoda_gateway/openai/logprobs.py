@@ -142,11 +142,11 @@ class _TokenPlaces:
     def push(self, token_id: int) -> int:
         """Return where the next token begins: of half a character, where that does."""
         text = self._detokenizer.push(token_id)
-        place = self._end
-        if self._is_held:  # what a character was left with that nobody has ended
-            place += len(text) - len(text.lstrip(REPLACEMENT))
+        # What a character was left with that nobody has ended is not this token's.
+        num_left = int(self._is_held and text.startswith(REPLACEMENT))
+        place = self._end + num_left
         self._end += len(text)
-        self._is_held = not text
+        self._is_held = len(text) == num_left
         return place
 
     def end(self) -> int:

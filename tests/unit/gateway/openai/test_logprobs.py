@@ -89,6 +89,11 @@ def test_what_nobody_has_ended_is_no_part_of_the_next_token(tokenizer: ModelToke
         0, 1, 1, 2, 3,
     ]  # fmt: skip
     assert shape.completion([position(i, -1) for i in tokens[1:]], 0)["text_offset"] == [4, 4, 5, 6]
+    leads = [69, lead, lead, lead, second, 70]  # each a character of its own, but for the last
+    shape = completion_format(tokenizer, offset=5)
+    assert shape.echoed(leads, [position(i, -1) for i in leads[1:]], 0)["text_offset"] == [
+        0, 1, 2, 3, 3, 4,
+    ]  # fmt: skip
 
 
 def test_the_first_token_begins_the_text() -> None:
