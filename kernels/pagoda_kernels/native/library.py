@@ -52,13 +52,21 @@ FLAGS = (
     "-pthread",
 )
 
+_AVX512_BF16 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"})
+_AVX512_BF16_FLAGS = (
+    "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma",
+)  # fmt: skip
+_AMX = frozenset({"amx_tile", "amx_bf16"})
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+
 # Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
 # The best first.
 INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
-    "avx512bf16": (
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma"),
+    "amx": (
+        _AVX512_BF16 | _AMX,
+        (*_AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
     ),
+    "avx512bf16": (_AVX512_BF16, _AVX512_BF16_FLAGS),
     "avx512": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
@@ -68,7 +76,7 @@ INSTRUCTION_SETS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "neon": (frozenset({"asimd"}), ()),
 }
 MACHINES: Mapping[str, tuple[str, ...]] = {
-    "x86_64": ("avx512bf16", "avx512", "avx2", "sse4"),
+    "x86_64": ("amx", "avx512bf16", "avx512", "avx2", "sse4"),
     "aarch64": ("neon",),
 }
 """Which of them a kind of processor can have."""
@@ -229,8 +237,16 @@ def processor_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     names = "flags", "Features"  # as x86-64 and aarch64 call them
-    flags = next((line for line in text.splitlines() if line.startswith(names)), "")
-    return frozenset(flags.partition(":")[2].split())
+    line = next((line for line in text.splitlines() if line.startswith(names)), "")
+    flags = frozenset(line.partition(":")[2].split())
+    return flags if flags >= _AMX and _may_use_amx() else flags - _AMX
+
+
+def _may_use_amx() -> bool:
+    """Ask the kernel for the tile registers, which no process has unasked (Linux: xstate.rst)."""
+    system_call = ctypes.CDLL(None).syscall
+    arguments = _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA
+    return system_call(*(ctypes.c_long(argument) for argument in arguments)) == 0
 
 
 def find_or_compile(name: str) -> Path:

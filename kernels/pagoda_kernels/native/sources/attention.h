@@ -26,7 +26,7 @@ static inline size_t lay_out_parts(size_t num_parts, void **const *parts, const 
 
 // What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
 typedef struct {
-    uint32_t *q;       // [rows, x_words]
+    uint32_t *q;       // [rows, attended_words]
     uint32_t *k_panel; // [steps, TILE_KEYS]
     uint32_t *v_panel; // [panels of D][steps of keys, PANEL]
     float *scores;     // [rows, TILE_KEYS]
@@ -36,9 +36,20 @@ typedef struct {
     float *total;      // [rows]
 } AttentionScratch;
 
+// Words of a row of Q; those behind its numbers are zeros.
+static inline long attended_words(long width, int is_bf16) {
+    return takes_amx_blocks(is_bf16) ? amx_blocks(width) * AMX_STEPS : x_words(num_steps(width, is_bf16), is_bf16);
+}
+
+static inline void copy_attended(const void *from, long width, uint32_t *q, int is_bf16) {
+    copy_x(from, width, q, is_bf16);
+    if (takes_amx_blocks(is_bf16)) memset((uint16_t *)q + width, 0, (size_t)(attended_words(width, 1) * 4 - width * 2));
+}
+
 // For so many rows; `width` of Q and K, `value_width` of V.
 static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
-    const size_t steps = (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
+    if (takes_amx_blocks(is_bf16)) rows += AMX_ROWS;  // whose rows go beyond those that there are
+    const size_t steps = takes_amx_blocks(is_bf16) ? (size_t)attended_words(width, 1) : (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
     const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
     const size_t words = (size_t)x_words(1, is_bf16);
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
@@ -313,6 +324,32 @@ static inline void mask_groups(const AttentionJob *job, const Part *part, long t
     }
 }
 
+// V of a tile's groups as unpacked V lie, [panels of D][steps of keys, PANEL], zeros where nobody sees a key.
+static inline void amx_copy_values(const AttentionJob *job, const Part *part, long tile, const TileGroups *groups,
+                                   const TileGroups *later, uint32_t *panels) {
+    const long width = job->shape->head_dim, steps = GROUP_KEYS / 2;
+    for (long g = 0; g < TILE_GROUPS; g++) {
+        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
+        const long seen = left <= 0 || key + GROUP_KEYS <= part->first_key ? 0 : left < GROUP_KEYS ? left : GROUP_KEYS;
+        for (long step = 0; step < steps; step++) {
+            const uint32_t *from = groups->values[g] + step * width, *ahead = later->values[g] + step * width;
+            const uint32_t mask = 2 * step + 1 < seen ? ~0u : 2 * step < seen ? 0xffff : 0;
+            for (long d = 0; d < width; d += LANES) {
+                __builtin_prefetch(ahead + d, 0, 2);
+                vstore_bits(panels + (d / PANEL * PANEL / 2 + g * steps + step) * PANEL + d % PANEL, vload_bits(from + d) & mask);
+            }
+        }
+    }
+}
+
+// Have tile registers, and zeros where panels have no step or column.
+static inline void begin_amx(const AttentionJob *job, int thread, long columns, const AttentionScratch *s) {
+    const long width = job->shape->head_dim, steps = num_steps(width, 1), all_steps = attended_words(width, 1);
+    take_amx(job->threads, thread);
+    if (columns != width) memset(s->v_panel, 0, (size_t)(TILE_KEYS / 2 * columns) * 4);
+    memset(s->k_panel + steps * TILE_KEYS, 0, (size_t)((all_steps - steps) * TILE_KEYS) * 4);
+}
+
 // Where the tile behind this one lies, or the first one of the task's next part or of the thread's next task; false:
 // there is none.
 static inline int find_later(const AttentionJob *job, long task, long nth, const Part *part, long tile, Part *of, long *later) {
@@ -342,7 +379,7 @@ static inline __attribute__((always_inline)) void begin_rows(const AttentionJob 
     const long width = job->shape->head_dim, group = group_of(job->shape);
     for (long row = 0; row < part->num_rows; row++) {
         const long token = part->first_token + row / group, of = part->head * group + row % group;
-        copy_x(at(job->q, token * job->q_stride + of * width, is_bf16), width, s->q + row * widths->q, is_bf16);
+        copy_attended(at(job->q, token * job->q_stride + of * width, is_bf16), width, s->q + row * widths->q, is_bf16);
         s->largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
         s->total[row] = job->sinks ? 1 : 0;
     }
@@ -369,7 +406,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
                                                          const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const long width = shape->head_dim, steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
-    const RowWidths widths = {x_words(steps, is_bf16), x_words(key_steps, is_bf16), (width + PANEL - 1) / PANEL * PANEL};
+    const RowWidths widths = {attended_words(width, is_bf16), x_words(key_steps, is_bf16), (width + PANEL - 1) / PANEL * PANEL};
     const int is_packed = job->batch->is_packed != 0;
     Part part;
     AttentionScratch all;
@@ -379,7 +416,9 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         const AttentionScratch s = from_row(&all, part.first_row, &widths);
         begin_rows(job, &part, &s, &widths, is_bf16);
     }
-    if (is_packed) memset(all.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
+    const int is_amx = takes_amx_blocks(is_bf16);
+    if (is_amx) begin_amx(job, thread, widths.columns, &all);
+    else if (is_packed) memset(all.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
     else if (widths.columns != width) memset(all.v_panel, 0, (size_t)(key_steps * widths.columns) * 4);
 
     TileRows rows[2];
@@ -405,7 +444,8 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             if (is_packed) {
                 groups = later_groups;
                 if (has_later) find_groups(job, &next, next_tile, &later_groups, is_bf16);
-                mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
+                if (is_amx) amx_copy_values(job, &part, tile, &groups, &later_groups, s.v_panel);
+                else mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
                 packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
             } else {
                 if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
@@ -417,16 +457,16 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
                 else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
                 else PACK_TILE(CACHE_AS_ROWS);
 #undef PACK_TILE
-                panel_product(part.num_rows, steps, s.q, widths.q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
+                attended_product(part.num_rows, steps, s.q, widths.q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
             }
             weigh(&s, &by, part.num_rows, tile, widths.columns, is_bf16);
-            if (is_packed) {
+            if (is_packed && !is_amx) {
                 packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, widths.columns, is_bf16);
                 continue;
             }
             for (long d = 0; d < widths.columns; d += PANEL)
-                panel_product(part.num_rows, key_steps, s.weights, widths.weights, s.v_panel + d / PANEL * key_steps * PANEL,
-                              s.sums + d, widths.columns, s.k_panel, 1, is_bf16, NULL);
+                attended_product(part.num_rows, key_steps, s.weights, widths.weights, s.v_panel + d / PANEL * key_steps * PANEL,
+                                 s.sums + d, widths.columns, s.k_panel, 1, is_bf16);
         }
         if (part.first_token >= 0) end_attended(job, &part, &s, &widths, is_bf16);
     }

@@ -55,7 +55,7 @@ typedef struct {
     void *parts;      // [pairs, hidden]
     void *shared_inner;  // [rows, width of the shared expert]
     void *shared;        // [rows, hidden]
-    float *wide_inner, *wide_shared_x, *wide_shared_inner;  // where products take floats of bf16
+    char *placed_inner, *placed_shared_x, *placed_shared_inner;  // where products take x from elsewhere
     void *shared_gates;  // [rows]
 } ExpertsRoom;
 
@@ -67,20 +67,20 @@ static size_t lay_out_experts(const Experts *experts, long num_rows, char *at, E
     const size_t rows = (size_t)num_rows, count = (size_t)experts->num_experts, pairs = rows * (size_t)experts->per_row;
     const size_t hidden = (size_t)experts->router->width, inner = (size_t)experts->experts->down->width;
     const int is_bf16 = experts->experts->gate_up->is_bf16;
-    const size_t item = is_bf16 ? 2 : 4, wide_item = widens_x(is_bf16) ? 4 : 0, router_item = experts->router->is_bf16 ? 2 : 4;
+    const size_t item = is_bf16 ? 2 : 4, placed_item = places_x(is_bf16) ? (size_t)x_item(is_bf16) : 0, router_item = experts->router->is_bf16 ? 2 : 4;
     const size_t shared_rows = experts->shared.down ? rows : 0, hidden_room = (size_t)x_room((long)hidden, is_bf16);
     const size_t shared_inner = experts->shared.down ? (size_t)experts->shared.down->width : 0;
     void **parts[] = {(void **)&room->widened, &room->logits, (void **)&room->weights, (void **)&room->chosen,
                       (void **)&room->places, (void **)&room->ends, (void **)&room->runs, &room->x, &room->inner,
-                      &room->parts, &room->shared_inner, &room->shared, &room->shared_gates, (void **)&room->wide_inner,
-                      (void **)&room->wide_shared_x, (void **)&room->wide_shared_inner};
+                      &room->parts, &room->shared_inner, &room->shared, &room->shared_gates, (void **)&room->placed_inner,
+                      (void **)&room->placed_shared_x, (void **)&room->placed_shared_inner};
     const size_t bytes[] = {reads_widened(experts) ? rows * hidden * 4 : 0, rows * count * router_item, pairs * 4,
                             pairs * 4, pairs * 8, (count + 1) * 8, (count + 1) * sizeof(Run),
                             pairs * hidden_room * (size_t)x_item(is_bf16), pairs * inner * item, pairs * hidden * item,
                             shared_rows * shared_inner * item, shared_rows * hidden * item,
-                            experts->shared_gate ? rows * item : 0, pairs * (size_t)x_room((long)inner, is_bf16) * wide_item,
-                            shared_rows * hidden_room * wide_item,
-                            shared_rows * (size_t)x_room((long)shared_inner, is_bf16) * wide_item};
+                            experts->shared_gate ? rows * item : 0, pairs * (size_t)x_room((long)inner, is_bf16) * placed_item,
+                            shared_rows * hidden_room * placed_item,
+                            shared_rows * (size_t)x_room((long)shared_inner, is_bf16) * placed_item + behind_x(is_bf16)};
     return lay_out_parts(sizeof bytes / sizeof *bytes, parts, bytes, 1, at);
 }
 
@@ -206,19 +206,19 @@ static long sort_pairs(const ExpertsJob *job) {
     for (long e = 0; e < experts->num_experts; e++) room->ends[e + 1] += room->ends[e];
     for (long pair = 0; pair < num_pairs; pair++) room->places[pair] = room->ends[room->chosen[pair]]++;
     long count = 0;
-    const int is_wide = widens_x(job->is_bf16);
+    const int is_placed = places_x(job->is_bf16);
     const long hidden_room = x_room(hidden, job->is_bf16), inner_room = x_room(inner, job->is_bf16);
     if (experts->shared.down)
         room->runs[count++] = (Run){
-            .expert = &experts->shared, .x = is_wide ? room->wide_shared_x : job->x, .inner = room->shared_inner,
-            .inner_x = is_wide ? room->wide_shared_inner : room->shared_inner, .out = room->shared, .num_rows = job->num_rows};
+            .expert = &experts->shared, .x = is_placed ? room->placed_shared_x : job->x, .inner = room->shared_inner,
+            .inner_x = is_placed ? room->placed_shared_inner : room->shared_inner, .out = room->shared, .num_rows = job->num_rows};
     for (long e = 0; e < experts->num_experts; e++) {
         const long first = e ? room->ends[e - 1] : 0;
         if (room->ends[e] == first) continue;
         void *own_inner = (void *)at(room->inner, first * inner, job->is_bf16);
         room->runs[count++] = (Run){
             .expert = &experts->experts[e], .x = (char *)room->x + first * hidden_room * x_item(job->is_bf16), .inner = own_inner,
-            .inner_x = is_wide ? room->wide_inner + first * inner_room : own_inner,
+            .inner_x = is_placed ? room->placed_inner + first * inner_room * x_item(job->is_bf16) : own_inner,
             .out = (void *)at(room->parts, first * hidden, job->is_bf16), .num_rows = room->ends[e] - first};
     }
     return count;
@@ -329,7 +329,7 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
     ExpertsJob job = {.experts = experts, .room = &room, .x = x, .router_x = router_x, .out = out, .num_rows = num_rows,
                       .is_bf16 = experts->experts->gate_up->is_bf16, .threads = threads};
     const long num_pairs = num_rows * experts->per_row;
-    const int is_wide = widens_x(job.is_bf16);
+    const int is_placed = places_x(job.is_bf16);
     if (reads_widened(experts)) in_parallel(threads, widen_task, &job, tasks_of(num_rows));
     product(threads, experts->router, reads_widened(experts) ? room.widened : router_x, num_rows, room.logits, NULL, NULL);
     if (experts->shared_gate) product(threads, experts->shared_gate, x, num_rows, room.shared_gates, NULL, NULL);
@@ -337,11 +337,11 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
     job.num_runs = sort_pairs(&job);
     count_run_tasks(room.runs, job.num_runs, num_tasks);
     in_parallel(threads, gather_task, &job, tasks_of(num_pairs));
-    if (is_wide && experts->shared.down) place_rows(threads, experts->shared.gate_up, x, num_rows, room.wide_shared_x);
+    if (is_placed && experts->shared.down) place_rows(threads, experts->shared.gate_up, x, num_rows, room.placed_shared_x);
     in_parallel(threads, up_task, &job, num_tasks[0]);
-    if (is_wide && num_pairs * experts->experts->down->width <= PLACE_NUMBERS)  // sooner than others are woken
+    if (is_placed && num_pairs * experts->experts->down->width <= PLACE_NUMBERS)  // sooner than others are woken
         for (long task = 0; task < num_tasks[2]; task++) place_inner_task(&job, task, 0);
-    else if (is_wide) in_parallel(threads, place_inner_task, &job, num_tasks[2]);
+    else if (is_placed) in_parallel(threads, place_inner_task, &job, num_tasks[2]);
     in_parallel(threads, down_task, &job, num_tasks[1]);
     in_parallel(threads, sum_task, &job, tasks_of(num_rows));
 }
@@ -349,7 +349,7 @@ static void experts_sum(Threads *threads, const Experts *experts, const void *x,
 void pagoda_experts(
     Threads *threads, const Experts *experts, const void *x, const void *router_x, int64_t num_rows, void *out,
     void *memory) {
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     experts_sum(threads, experts, x, router_x, num_rows, out, memory);
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }

@@ -34,7 +34,7 @@ typedef struct {
     void *plain;     // [H, T, N], see place_row
     void *absorbed;  // [H, T, R + P]
     void *attended;  // [H, T, R]
-    float *wide_attended;  // so, where products take floats of bf16
+    char *placed_attended;  // so, where products take x from elsewhere
 } LatentsRoom;
 
 static size_t lay_out_latents(const Latents *latents, const AttentionShape *shape, long num_tokens, char *at, LatentsRoom *room) {
@@ -43,11 +43,11 @@ static size_t lay_out_latents(const Latents *latents, const AttentionShape *shap
     const size_t rank = (size_t)latents->kv_rank, nope = (size_t)latents->nope_dim, rope = (size_t)latents->rope_dim;
     const size_t nope_room = (size_t)x_room((long)nope, shape->is_bf16);
     void **parts[] = {&room->down, &room->q_latent, &room->q, &room->plain, &room->absorbed, &room->attended,
-                      (void **)&room->wide_attended};
+                      (void **)&room->placed_attended};
     const size_t widths[] = {(size_t)latents->down->num_outputs, latents->q_up ? (size_t)latents->q_up->width : 0,
                              latents->q_up ? heads * (nope + rope) : 0, heads * nope_room * x_items, heads * (rank + rope), heads * rank,
-                             widens_x(shape->is_bf16) ? heads * (size_t)x_room((long)rank, shape->is_bf16) * x_items : 0};
-    return lay_out_parts(sizeof widths / sizeof *widths, parts, widths, tokens * item, at);
+                             places_x(shape->is_bf16) ? heads * (size_t)x_room((long)rank, shape->is_bf16) * x_items : 0};
+    return lay_out_parts(sizeof widths / sizeof *widths, parts, widths, tokens * item, at) + behind_x(shape->is_bf16);
 }
 
 // Bytes that so many tokens need besides.
@@ -180,14 +180,14 @@ static void place_attended_task(const void *argument, long task, int thread) {
     (void)thread;
     for (long token = nth * TASK_TOKENS; token < end_of(nth, tokens); token++)
         place_row(job->latents->v_up[head], at(job->room->attended, (head * tokens + token) * rank, 1),
-                  job->room->wide_attended + head * tokens * x_room(rank, 1), token, tokens);
+                  job->room->placed_attended + head * tokens * x_room(rank, 1) * x_item(1), token, tokens);
 }
 
 static void value_task(const void *argument, long task, int thread) {
     const LatentsJob *job = argument;
     const long width = job->latents->value_dim;
-    const int is_wide = widens_x(job->attention.shape->is_bf16);
-    head_task(job, job->latents->v_up, is_wide ? job->room->wide_attended : job->room->attended, job->out, width,
+    const int is_placed = places_x(job->attention.shape->is_bf16);
+    head_task(job, job->latents->v_up, is_placed ? job->room->placed_attended : job->room->attended, job->out, width,
               width * job->attention.shape->num_heads, task, thread);
 }
 
@@ -198,7 +198,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     const AttentionShape *shape = job->shape;
     const long width = shape->head_dim, value_width = all->latents->kv_rank, tokens = job->batch->num_tokens;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
-    const long columns = (value_width + PANEL - 1) / PANEL * PANEL, q_words = x_words(steps, is_bf16);
+    const long columns = (value_width + PANEL - 1) / PANEL * PANEL, q_words = attended_words(width, is_bf16);
     Part part;
     part_of(job, task / all->num_parts, 0, &part);
     const long nth = task % all->num_parts;
@@ -214,11 +214,15 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     lay_out_rows(most_rows, width, value_width, is_bf16, scratch_of(job->threads, thread), &s);
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;
-        copy_x(at(job->q, (head * tokens + token) * width, is_bf16), width, s.q + row * q_words, is_bf16);
+        copy_attended(at(job->q, (head * tokens + token) * width, is_bf16), width, s.q + row * q_words, is_bf16);
         s.largest[row] = -INFINITY;
         s.total[row] = 0;
     }
     memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
+    if (takes_amx_blocks(is_bf16)) {
+        take_amx(job->threads, thread);
+        memset(s.k_panel + steps * TILE_KEYS, 0, (size_t)((q_words - steps) * TILE_KEYS) * 4);
+    }
     if (columns != value_width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
     for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
         const TileRows *here = &rows[now], *later = here;
@@ -228,11 +232,11 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         }
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);
         pack_values(here->keys, here->keys, here->num_keys, value_width, s.v_panel, is_bf16, CACHE_AS_ROWS);
-        panel_product(num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16, NULL);
+        attended_product(num_rows, steps, s.q, q_words, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
         weigh(&s, &by, num_rows, tile, columns, is_bf16);
         for (long d = 0; d < columns; d += PANEL)
-            panel_product(num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
-                          s.sums + d, columns, s.k_panel, 1, is_bf16, NULL);
+            attended_product(num_rows, key_steps, s.weights, x_words(key_steps, is_bf16), s.v_panel + d / PANEL * key_steps * PANEL,
+                             s.sums + d, columns, s.k_panel, 1, is_bf16);
     }
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;
@@ -276,7 +280,7 @@ static void attention_to_latents(Threads *threads, LatentsJob *job, const int32_
     in_parallel(threads, absorb_task, job, heads * num_panels(latents->k_up[0]) * num_chunks(tokens));
     job->num_parts = parts_of_heads(job, num_tasks);
     in_parallel(threads, attend_latents_task, job, num_tasks * job->num_parts);
-    if (widens_x(attention->shape->is_bf16))
+    if (places_x(attention->shape->is_bf16))
         in_parallel(threads, place_attended_task, job, heads * tasks_of(tokens));
     in_parallel(threads, value_task, job, heads * num_panels(latents->v_up[0]) * num_chunks(tokens));
 }

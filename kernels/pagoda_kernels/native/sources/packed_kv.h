@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "amx_attention.h"
 #include "product.h"
 
 #define GROUP_KEYS 16  // by every instruction set: workers exchange blocks
@@ -180,9 +181,27 @@ PACKED_ROWS(1)
 static const ScoreRows SCORE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(scores, 0), PACKED_NAMES(scores, 1)};  // [is_bf16][rows - 1]
 static const ValueRows VALUE_ROWS[2][MAX_ROWS] = {PACKED_NAMES(values, 0), PACKED_NAMES(values, 1)};
 
+// c[rows, 64] (+)= x, as attention lays it out, times a panel; meanwhile memory is asked for `ahead`.
+static inline void attended_product(long num_rows, long steps, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
+                                    long c_stride, const void *ahead, int adds, int is_bf16) {
+#if TAKES_AMX
+    if (is_bf16) {
+        amx_attended(num_rows, (steps + AMX_STEPS - 1) / AMX_STEPS, x, x_stride, panel, c, c_stride, adds);
+        return;
+    }
+#endif
+    panel_product(num_rows, steps, x, x_stride, panel, c, c_stride, ahead, adds, is_bf16, NULL);
+}
+
 // scores [rows, 64] of q [rows, steps], see copy_x.
 static inline void packed_scores(long num_rows, long steps, const uint32_t *q, const uint32_t *const *groups,
                                  const uint32_t *const *later, float *scores, int is_bf16) {
+#if TAKES_AMX
+    if (is_bf16) {
+        amx_scores(num_rows, steps, q, groups, later, scores);
+        return;
+    }
+#endif
     const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
     for (long tile = 0, row = 0, end; tile < tiles.count; tile++, row = end) {
         end = row + rows_of_tile(&tiles, tile);

@@ -275,7 +275,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
     const long last_kv = drops_early ? last_with_kv(decoder) : decoder->num_layers - 1;
     Rows rows = first > last_kv ? wanted_rows(step) : all_rows(step);
     float *shrunk = step->shrunk;
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     const long num_seqs = step->batch.num_seqs;
     KindTasks kinds[2] = {{.tasks = {.bundles = step->bundles, .members = step->members}},
                           {.tasks = {.bundles = step->bundles + num_seqs + 1, .members = step->members + num_seqs}}};
@@ -384,6 +384,6 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         fetch_if_due(&threads->upcoming, 0);
     }
     forget_upcoming(&threads->upcoming);
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
     return is_cut;
 }

@@ -23,6 +23,11 @@
 #else
 #define TAKES_PAIRS 0
 #endif
+#if defined(__AMX_BF16__)
+#define TAKES_AMX 1  // for dense bf16 (amx.h)
+#else
+#define TAKES_AMX 0
+#endif
 #define LINE_WORDS 16         // of the caches
 #define CHUNK_ROWS 160        // of one task
 #define NEAR_STEPS 16         // ahead of those multiplied: from the second-level cache to the first

@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "amx_panel.h"
 #include "lora.h"
 #include "quantised.h"
 #include "threads.h"
@@ -55,14 +56,29 @@ static inline int takes_parts(const Linear *linear, long num_rows) {
     return widens_x(linear->is_bf16) && linear->bits == TWELVE_BITS && num_rows > MAX_ROWS;
 }
 
-// Numbers that a row of x needs room for, either way.
-static inline long x_room(long width, int is_bf16) { return widens_x(is_bf16) ? num_parts(width) * PART_WIDTH : width; }
+// Whether its products are those of amx.h, which take x in blocks.
+static inline int takes_amx(const Linear *linear) {
+    return TAKES_AMX && linear->is_bf16 && (!linear->bits || linear->bits == TWELVE_BITS);
+}
+
+// Whether products take x from elsewhere than where it lies.
+static inline int places_x(int is_bf16) { return widens_x(is_bf16) || (TAKES_AMX && is_bf16); }
+
+// Numbers that a row of x needs room for, however they take it.
+static inline long x_room(long width, int is_bf16) {
+    if (TAKES_AMX && is_bf16) return amx_blocks(width) * AMX_WIDTH;
+    return widens_x(is_bf16) ? num_parts(width) * PART_WIDTH : width;
+}
+
+// Bytes that are read behind x.
+static inline size_t behind_x(int is_bf16) { return TAKES_AMX && is_bf16 ? AMX_ROOM : 0; }
 
 // Row `row` of `num_rows` to where products find it in `x`.
 static inline void place_row(const Linear *linear, const void *from, void *x, long row, long num_rows) {
     const long width = linear->width;
     const int is_bf16 = linear->is_bf16;
-    if (takes_parts(linear, num_rows)) copy_to_parts(from, width, x, row, num_rows);
+    if (takes_amx(linear)) copy_to_blocks(from, width, x, row, num_rows);
+    else if (takes_parts(linear, num_rows)) copy_to_parts(from, width, x, row, num_rows);
     else copy_x(from, width, (char *)x + row * width * x_item(is_bf16), is_bf16);
 }
 
@@ -137,17 +153,17 @@ void pagoda_pack_quantised(
     Threads *threads, const Linear *linear, const int8_t *codes, const uint16_t *scales, const int8_t *zeros,
     uint8_t *panels) {
     PackQuantisedJob job = {linear, codes, scales, zeros, panels};
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     in_parallel(threads, pack_quantised_task, &job, num_panels(linear));
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }
 
 // Fill `panels` from a dense weight [N, K]; with a gate [2 N, K]: gate, then up.
 void pagoda_pack(Threads *threads, const Linear *linear, const void *weight, uint32_t *panels) {
     PackJob job = {linear, weight, panels};
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     in_parallel(threads, pack_task, &job, num_panels(linear));
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }
 
 typedef struct {
@@ -194,18 +210,18 @@ static void pack_twelve_task(const void *argument, long panel, int thread) {
 // counts[panels]: what has none of the high bytes of `linear`.
 void pagoda_count_exceptions(Threads *threads, const Linear *linear, const uint16_t *weight, int64_t *counts) {
     PackTwelveJob job = {linear, weight, counts, NULL, NULL};
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     in_parallel(threads, pack_twelve_task, &job, num_panels(linear));
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }
 
 // Fill `panels` and `exceptions` from a dense weight of bf16, as `pagoda_pack` does.
 void pagoda_pack_twelve(
     Threads *threads, const Linear *linear, const uint16_t *weight, uint8_t *panels, Exception *exceptions) {
     PackTwelveJob job = {linear, weight, NULL, panels, exceptions};
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     in_parallel(threads, pack_twelve_task, &job, num_panels(linear));
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }
 
 // One row [K] of a dense weight without a gate, out of its panel.
@@ -395,6 +411,14 @@ static inline __attribute__((always_inline)) void finish_rows(
 // Of a panel's tiles, those that may fetch what is upcoming: few rows have memory wait for nothing.
 static inline long upcoming_tiles(long num_tiles) { return num_tiles > 2 ? num_tiles / 2 : 0; }
 
+// A panel in twelve bits, from its start on.
+static inline TwelvePart first_part(const Linear *linear, long panel, uint32_t *widened) {
+    const Exceptions *exceptions = &linear->exceptions;
+    return (TwelvePart){.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
+                        .table = high_byte_table(exceptions->high_bytes), .nibbles = (vuint){} + 0x0f0f0f0f,
+                        .odd = (vuint){} + 0xffff0000u, .widened = widened};
+}
+
 // scratch->sums[num_rows, 64] = rows of x times a panel of twelve bits. x_rows: those that x has in parts; 0: it is not.
 // `later` is fetched meanwhile, by the first half of all tiles if the others fetch what is upcoming; NULL: nothing is.
 static void twelve_panel_product(
@@ -403,10 +427,8 @@ static void twelve_panel_product(
     const RowTiles tiles = row_tiles(num_rows, MAX_ROWS);
     const long num_tiles = tiles.count, end = tiles.rows, x_stride = x_rows ? PART_WIDTH : x_words(steps, 1);
     const long num_fetching = num_tiles - (upcoming ? upcoming_tiles(num_tiles) : 0), stride = STEP_BYTES / num_fetching;
-    const Exceptions *exceptions = &linear->exceptions;
-    TwelvePart part = {.steps = panel_at(linear, panel), .exception = exceptions->all + exceptions->first[panel],
-                       .table = high_byte_table(exceptions->high_bytes), .nibbles = (vuint){} + 0x0f0f0f0f,
-                       .odd = (vuint){} + 0xffff0000u, .ahead_stride = stride, .widened = scratch->widened};
+    TwelvePart part = first_part(linear, panel, scratch->widened);
+    part.ahead_stride = stride;
     // By turns of several steps, to which x in parts is filled up.
     const int in_turns = x_rows || (TAKES_PAIRS && steps % STEPS_TOGETHER == 0);
     // A single tile that takes all vectors at a time reads a part once: all but its last steps are one.
@@ -489,6 +511,19 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const uint32_t *x = (const uint32_t *)job->x + row * x_stride;
     PanelScratch *scratch = scratch_of(job->threads, thread);
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
+#if TAKES_AMX
+    if (takes_amx(linear)) {
+        const char *blocks = (const char *)job->x + row * AMX_ROW_BYTES;
+        take_amx(job->threads, thread);
+        if (linear->bits == TWELVE_BITS) {
+            TwelvePart part = first_part(linear, panel, scratch->widened);
+            amx_twelve_product(end - row, steps, blocks, job->num_rows, &part, later, scratch, &ending.done);
+        } else {
+            amx_dense_product(end - row, steps, blocks, job->num_rows, weights, later, scratch, &ending.done);
+        }
+        return;
+    }
+#endif
     if (linear->bits == TWELVE_BITS) {
         Upcoming *upcoming = &job->threads->upcoming;
         twelve_panel_product(
@@ -520,7 +555,7 @@ static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1
 
 // Parts of what is upcoming that a product of so many rows may fetch.
 static inline long upcoming_parts(const Linear *linear, long num_rows) {
-    if (!linear || linear->bits != TWELVE_BITS) return 0;
+    if (!linear || linear->bits != TWELVE_BITS || takes_amx(linear)) return 0;
     const long chunks = num_chunks(num_rows), num_tiles = row_tiles(num_rows / chunks, MAX_ROWS).count;
     const long steps = num_steps(linear->width, 1);
     const long k_parts = takes_parts(linear, num_rows) ? num_parts(linear->width) : (steps + K_PART_STEPS - 1) / K_PART_STEPS;
@@ -567,7 +602,7 @@ static void product_of_panels(
         ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, is_bf16};
         shrink(threads, &job);
     }
-    const long most = widens_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
+    const long most = places_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
                           .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
@@ -575,7 +610,7 @@ static void product_of_panels(
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
-        if (widens_x(is_bf16)) {
+        if (places_x(is_bf16)) {
             place_rows(threads, linear, job.x, job.num_rows, threads->wide_x);
             job.x = threads->wide_x;
         }
@@ -592,7 +627,7 @@ static void product(
 void pagoda_product(
     Threads *threads, const Linear *linear, const void *x, int64_t num_rows, void *y, const int32_t *adapters,
     float *shrunk) {
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     product(threads, linear, x, num_rows, y, adapters, shrunk);
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }

@@ -98,7 +98,7 @@ static void quantise_task(const void *argument, long row, int thread) {
 }
 
 void pagoda_quantise(Threads *threads, const QuantiseJob *job) {
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     in_parallel(threads, quantise_task, job, job->num_rows);
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }

@@ -362,8 +362,8 @@ static void sample_task(const void *argument, long task, int thread) {
 }
 
 void pagoda_sample(Threads *threads, const SampleJob *job) {
-    pthread_mutex_lock(&threads->mutex);
+    enter(threads);
     const SampleTasks tasks = {job, threads};
     in_parallel(threads, sample_task, &tasks, job->num_rows);
-    pthread_mutex_unlock(&threads->mutex);
+    leave(threads);
 }

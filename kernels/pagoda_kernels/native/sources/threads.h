@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "amx.h"
 #include "upcoming.h"
 #include "vectors.h"
 
@@ -37,6 +38,7 @@ typedef struct {
 
 typedef struct {
     _Atomic int has_task __attribute__((aligned(64)));
+    int has_amx;  // its tile registers are ours (amx.h)
 } Working;
 
 typedef struct Threads {
@@ -72,6 +74,16 @@ static inline void pause_briefly(void) {
 
 static inline void *scratch_of(const Threads *threads, int thread) {
     return threads->scratch + threads->scratch_bytes * (size_t)thread;
+}
+
+// Have the tile registers of a thread that has a task.
+static inline void take_amx(Threads *threads, int thread) { amx_configure(&threads->working[thread].has_amx); }
+
+// Who computes does so alone, from one to the other. Behind them his tile registers are anybody's.
+static inline void enter(Threads *threads) { pthread_mutex_lock(&threads->mutex); }
+static inline void leave(Threads *threads) {
+    amx_release(&threads->working[0].has_amx);
+    pthread_mutex_unlock(&threads->mutex);
 }
 
 static inline int has_task(uint64_t ticket) {
@@ -143,12 +155,14 @@ static void *help(void *argument) {
         int limit = atomic_load(&threads->limit);
         if (atomic_load(&threads->is_closing)) return NULL;
         if (helper.thread >= limit) {
+            amx_release(&threads->working[helper.thread].has_amx);
             syscall(SYS_futex, &threads->limit, FUTEX_WAIT_PRIVATE, limit, NULL, NULL, 0);
         } else if (work(threads, helper.thread)) {
             spins = 0;
         } else if (++spins < SPINS) {
             pause_briefly();
         } else {
+            amx_release(&threads->working[helper.thread].has_amx);
             atomic_fetch_add(&threads->num_asleep, 1);
             if (!has_task(atomic_load(&threads->ticket)))
                 syscall(SYS_futex, &threads->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);

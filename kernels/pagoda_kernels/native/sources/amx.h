@@ -1,0 +1,151 @@
+// Products of bf16 by AMX: an instruction multiplies 16 rows of x, 32 numbers along K and 16 outputs.
+//
+// TDPBF16PS adds the products of its 16 even numbers along K in order, those of the odd ones beside them, both together,
+// and that to the sum. It does so for each row alone, so a row's product does not depend on others; but the order is not
+// VDPBF16PS's, so every product of bf16 is made by it, a single row's as well.
+//
+// Weights are widened into panels as elsewhere (product.h): 16 steps of a panel and 16 of its outputs are a tile as it is.
+// x is taken in blocks of 32 numbers, [blocks][rows][32] with zeros behind K: a tile of it follows one another in memory,
+// whatever K is. Rows are computed by sixteens; what is computed of rows that are not there, nobody reads.
+
+#pragma once
+
+#include "panels.h"
+
+#define AMX_ROWS 16
+#define AMX_STEPS 16                   // pairs along K
+#define AMX_WIDTH (2 * AMX_STEPS)      // numbers along K: a row of a block
+#define AMX_ROW_BYTES (2 * AMX_WIDTH)
+#define AMX_COLUMNS 16
+#define AMX_ROOM (AMX_ROWS * AMX_ROW_BYTES)  // bytes behind x that are read with its last rows
+
+#if TAKES_AMX
+
+typedef struct {
+    uint8_t palette, start_row, zeros[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} AmxShapes;
+
+// Have the calling thread's tile registers, all of them whole: 0 to 3 for sums, 4 and 5 for x, 6 and 7 for weights.
+static inline void amx_configure(int *is_configured) {
+    if (*is_configured) return;
+    AmxShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = AMX_ROW_BYTES, shapes.rows[i] = AMX_ROWS;
+    __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
+    *is_configured = 1;
+}
+
+// The system has less to keep of a thread whose registers are free.
+static inline void amx_release(int *is_configured) {
+    if (*is_configured) __asm__ volatile("tilerelease");
+    *is_configured = 0;
+}
+
+// Compilers do not know what these read and write of memory.
+#define AMX_LOAD(register_, from, stride) \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register_ : : "r"(from), "r"((long)(stride)) : "memory")
+#define AMX_STORE(register_, to, stride) \
+    __asm__ volatile("tilestored %%tmm" #register_ ", (%0,%1,1)" : : "r"(to), "r"((long)(stride)) : "memory")
+#define AMX_ZERO(register_) __asm__ volatile("tilezero %%tmm" #register_ : : )
+#define AMX_MULTIPLY(sums, x, weights) __asm__ volatile("tdpbf16ps %%tmm" #weights ", %%tmm" #x ", %%tmm" #sums : : )
+#define AMX_BEGIN(register_, c, stride, adds)           \
+    do {                                                \
+        if (adds) AMX_LOAD(register_, c, stride);       \
+        else AMX_ZERO(register_);                       \
+    } while (0)
+
+// What 64 columns of some rows are made of: `blocks` of x times as many of a panel.
+typedef struct {
+    const char *x;      // of the first row
+    long row_bytes;     // from one row of x to the next
+    long block_bytes;   // from one block of x to the next
+    const uint32_t *words;  // [blocks * AMX_STEPS, PANEL]
+    long blocks;
+    const char *ahead;  // what is fetched meanwhile,
+    long ahead_bytes;   // so many bytes a block
+} AmxProduct;
+
+static inline __attribute__((always_inline)) void amx_fetch(const char **ahead, long bytes) {
+    for (long line = 0; line < bytes; line += 64) __builtin_prefetch(*ahead + line, 0, 2);
+    *ahead += bytes;
+}
+
+// c[16, 64] (+)= 16 rows; c_bytes: from one row of c to the next.
+static void amx_rows(const AmxProduct *of, float *c, long c_bytes, int adds) {
+    const long panel_bytes = PANEL * 4;
+    const char *x = of->x, *ahead = of->ahead;
+    const uint32_t *words = of->words;
+    AMX_BEGIN(0, c, c_bytes, adds);
+    AMX_BEGIN(1, c + AMX_COLUMNS, c_bytes, adds);
+    AMX_BEGIN(2, c + 2 * AMX_COLUMNS, c_bytes, adds);
+    AMX_BEGIN(3, c + 3 * AMX_COLUMNS, c_bytes, adds);
+    for (long block = 0; block < of->blocks; block++) {
+        AMX_LOAD(4, x, of->row_bytes);
+        AMX_LOAD(6, words, panel_bytes);
+        AMX_MULTIPLY(0, 4, 6);
+        AMX_LOAD(7, words + AMX_COLUMNS, panel_bytes);
+        AMX_MULTIPLY(1, 4, 7);
+        AMX_LOAD(6, words + 2 * AMX_COLUMNS, panel_bytes);
+        AMX_MULTIPLY(2, 4, 6);
+        AMX_LOAD(7, words + 3 * AMX_COLUMNS, panel_bytes);
+        AMX_MULTIPLY(3, 4, 7);
+        amx_fetch(&ahead, of->ahead_bytes);
+        x += of->block_bytes, words += AMX_STEPS * PANEL;
+    }
+    AMX_STORE(0, c, c_bytes);
+    AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
+    AMX_STORE(2, c + 2 * AMX_COLUMNS, c_bytes);
+    AMX_STORE(3, c + 3 * AMX_COLUMNS, c_bytes);
+}
+
+// c[32, 64] (+)= 32 rows, half of the columns after the other: each tile that is loaded is multiplied twice.
+static void amx_two_rows(const AmxProduct *of, float *c, long c_bytes, int adds) {
+    const long panel_bytes = PANEL * 4;
+    const char *ahead = of->ahead;
+    float *lower = c + AMX_ROWS * c_bytes / 4;
+    for (int half = 0; half < 2; half++, c += PANEL / 2, lower += PANEL / 2) {
+        const char *x = of->x, *x_lower = x + AMX_ROWS * of->row_bytes;
+        const uint32_t *words = of->words + half * PANEL / 2;
+        AMX_BEGIN(0, c, c_bytes, adds);
+        AMX_BEGIN(1, c + AMX_COLUMNS, c_bytes, adds);
+        AMX_BEGIN(2, lower, c_bytes, adds);
+        AMX_BEGIN(3, lower + AMX_COLUMNS, c_bytes, adds);
+        for (long block = 0; block < of->blocks; block++) {
+            AMX_LOAD(6, words, panel_bytes);
+            AMX_LOAD(4, x, of->row_bytes);
+            AMX_MULTIPLY(0, 4, 6);
+            AMX_LOAD(7, words + AMX_COLUMNS, panel_bytes);
+            AMX_MULTIPLY(1, 4, 7);
+            AMX_LOAD(5, x_lower, of->row_bytes);
+            AMX_MULTIPLY(2, 5, 6);
+            AMX_MULTIPLY(3, 5, 7);
+            amx_fetch(&ahead, of->ahead_bytes);
+            x += of->block_bytes, x_lower += of->block_bytes, words += AMX_STEPS * PANEL;
+        }
+        AMX_STORE(0, c, c_bytes);
+        AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
+        AMX_STORE(2, lower, c_bytes);
+        AMX_STORE(3, lower + AMX_COLUMNS, c_bytes);
+    }
+}
+
+#else
+static inline void amx_configure(int *is_configured) { (void)is_configured; }
+static inline void amx_release(int *is_configured) { (void)is_configured; }
+#endif
+
+// Whether attention takes Q and weights in blocks of these.
+static inline int takes_amx_blocks(int is_bf16) { return TAKES_AMX && is_bf16; }
+
+static inline long amx_blocks(long width) { return (width + AMX_WIDTH - 1) / AMX_WIDTH; }
+
+// Row `row` of `num_rows`, of bf16, to its places in `x`.
+static inline void copy_to_blocks(const void *from, long width, char *x, long row, long num_rows) {
+    for (long block = 0; block < amx_blocks(width); block++) {
+        const long left = width - block * AMX_WIDTH, bytes = left < AMX_WIDTH ? 2 * left : AMX_ROW_BYTES;
+        char *to = x + (block * num_rows + row) * AMX_ROW_BYTES;
+        if (bytes < AMX_ROW_BYTES) memset(to, 0, AMX_ROW_BYTES);
+        memcpy(to, (const char *)from + block * AMX_ROW_BYTES, (size_t)bytes);
+    }
+}
