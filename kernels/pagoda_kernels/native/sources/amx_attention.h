@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "amx.h"
+#include "amx_panel.h"
 
 #if TAKES_AMX
 
@@ -45,24 +45,16 @@ static inline void amx_scores(long num_rows, long steps, const uint32_t *q, cons
 // the rows of c is written: those of other sequences are there.
 static inline void amx_attended(long num_rows, long blocks, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
                                 long c_stride, int adds) {
-    AmxProduct product = {.row_bytes = x_stride * 4, .block_bytes = AMX_ROW_BYTES, .words = panel, .blocks = blocks};
-    long row = 0;
-    for (; num_rows - row >= 2 * AMX_ROWS; row += 2 * AMX_ROWS) {
-        product.x = (const char *)(x + row * x_stride);
-        amx_two_rows(&product, c + row * c_stride, c_stride * 4, adds);
-    }
-    for (; row < num_rows; row += AMX_ROWS) {
-        const long left = num_rows - row;
-        product.x = (const char *)(x + row * x_stride);
-        if (left >= AMX_ROWS) {
-            amx_rows(&product, c + row * c_stride, c_stride * 4, adds);
-            continue;
-        }
-        float some[AMX_ROWS * PANEL];
-        for (long m = 0; m < left && adds; m++) memcpy(some + m * PANEL, c + (row + m) * c_stride, PANEL * 4);
-        amx_rows(&product, some, PANEL * 4, adds);
-        for (long m = 0; m < left; m++) memcpy(c + (row + m) * c_stride, some + m * PANEL, PANEL * 4);
-    }
+    AmxProduct product = {.x = (const char *)x, .row_bytes = x_stride * 4, .block_bytes = AMX_ROW_BYTES, .words = panel,
+                          .blocks = blocks, .c_bytes = c_stride * 4, .adds = adds};
+    const long whole = num_rows / AMX_ROWS * AMX_ROWS, left = num_rows - whole;
+    amx_multiply(whole, &product, c, NULL, NULL);
+    if (!left) return;
+    float some[AMX_ROWS * PANEL];
+    product.x += whole * product.row_bytes, product.c_bytes = PANEL * 4, c += whole * c_stride;
+    for (long m = 0; m < left && adds; m++) memcpy(some + m * PANEL, c + m * c_stride, PANEL * 4);
+    amx_multiply_16(&product, some);
+    for (long m = 0; m < left; m++) memcpy(c + m * c_stride, some + m * PANEL, PANEL * 4);
 }
 
 #endif

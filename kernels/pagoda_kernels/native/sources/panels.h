@@ -29,7 +29,7 @@
 #define TAKES_AMX 0
 #endif
 #define LINE_WORDS 16         // of the caches
-#define CHUNK_ROWS 160        // of one task
+#define CHUNK_ROWS (TAKES_AMX ? 512 : 160)  // of one task
 #define NEAR_STEPS 16         // ahead of those multiplied: from the second-level cache to the first
 #define K_PART_STEPS 96       // of a panel: 24 KiB, which stay in the first-level cache
 

@@ -516,10 +516,10 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
         const char *blocks = (const char *)job->x + row * AMX_ROW_BYTES;
         take_amx(job->threads, thread);
         if (linear->bits == TWELVE_BITS) {
-            TwelvePart part = first_part(linear, panel, scratch->widened);
+            const TwelvePart part = first_part(linear, panel, scratch->widened);
             amx_twelve_product(end - row, steps, blocks, job->num_rows, &part, later, scratch, &ending.done);
         } else {
-            amx_dense_product(end - row, steps, blocks, job->num_rows, weights, later, scratch, &ending.done);
+            amx_dense_product(end - row, steps, blocks, job->num_rows, weights, scratch, &ending.done);
         }
         return;
     }

@@ -381,7 +381,7 @@ static void widen_groups(
 // Memory of a thread for the products of one panel.
 typedef struct {
     float sums[CHUNK_ROWS * PANEL];
-    uint32_t widened[WIDENED_BYTES / 4];
+    uint32_t widened[(1 + TAKES_AMX) * WIDENED_BYTES / 4];
     float of_x[CHUNK_ROWS * PART_GROUPS];
 } PanelScratch;
 
