@@ -5,8 +5,9 @@
 // VDPBF16PS's, so every product of bf16 is made by it, a single row's as well.
 //
 // Weights are widened into panels as elsewhere (product.h): 16 steps of a panel and 16 of its outputs are a tile as it is.
-// x is taken in blocks of 32 numbers, [blocks][rows][32] with zeros behind K: a tile of it follows one another in memory,
-// whatever K is. Rows are computed by sixteens; what is computed of rows that are not there, nobody reads.
+// x is taken by groups of 32 rows, in blocks of 32 numbers with zeros behind K, [groups][blocks][rows of the group][32]: tiles
+// of it follow one another as they are read, whatever K is. Rows are computed by sixteens; what is computed of rows that are
+// not there, nobody reads.
 
 #pragma once
 
@@ -17,7 +18,8 @@
 #define AMX_WIDTH (2 * AMX_STEPS)      // numbers along K: a row of a block
 #define AMX_ROW_BYTES (2 * AMX_WIDTH)
 #define AMX_COLUMNS 16
-#define AMX_ROOM (AMX_ROWS * AMX_ROW_BYTES)  // bytes behind x that are read with its last rows
+#define AMX_GROUP (2 * AMX_ROWS)
+#define AMX_ROOM (AMX_GROUP * AMX_ROW_BYTES)  // bytes behind x that are read with its last rows
 
 #if TAKES_AMX
 
@@ -65,11 +67,17 @@ static inline int takes_amx_blocks(int is_bf16) { return TAKES_AMX && is_bf16; }
 
 static inline long amx_blocks(long width) { return (width + AMX_WIDTH - 1) / AMX_WIDTH; }
 
+// From one block of x to the next, in the group of `num_rows` rows that begins with `row`.
+static inline long amx_block_bytes(long row, long num_rows) {
+    return (num_rows - row < AMX_GROUP ? num_rows - row : AMX_GROUP) * AMX_ROW_BYTES;
+}
+
 // Row `row` of `num_rows`, of bf16, to its places in `x`.
 static inline void copy_to_blocks(const void *from, long width, char *x, long row, long num_rows) {
-    for (long block = 0; block < amx_blocks(width); block++) {
+    const long blocks = amx_blocks(width), first = row / AMX_GROUP * AMX_GROUP, block_bytes = amx_block_bytes(first, num_rows);
+    char *to = x + first * blocks * AMX_ROW_BYTES + (row - first) * AMX_ROW_BYTES;
+    for (long block = 0; block < blocks; block++, to += block_bytes) {
         const long left = width - block * AMX_WIDTH, bytes = left < AMX_WIDTH ? 2 * left : AMX_ROW_BYTES;
-        char *to = x + (block * num_rows + row) * AMX_ROW_BYTES;
         if (bytes < AMX_ROW_BYTES) memset(to, 0, AMX_ROW_BYTES);
         memcpy(to, (const char *)from + block * AMX_ROW_BYTES, (size_t)bytes);
     }

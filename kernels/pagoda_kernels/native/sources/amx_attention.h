@@ -47,11 +47,18 @@ static inline void amx_attended(long num_rows, long blocks, const uint32_t *x, l
                                 long c_stride, int adds) {
     AmxProduct product = {.x = (const char *)x, .row_bytes = x_stride * 4, .block_bytes = AMX_ROW_BYTES, .words = panel,
                           .blocks = blocks, .c_bytes = c_stride * 4, .adds = adds};
-    const long whole = num_rows / AMX_ROWS * AMX_ROWS, left = num_rows - whole;
-    amx_multiply(whole, &product, c, NULL, NULL);
+    long left = num_rows;
+    for (; left >= AMX_GROUP; left -= AMX_GROUP) {
+        amx_multiply_32(&product, c);
+        product.x += AMX_GROUP * product.row_bytes, c += AMX_GROUP * c_stride;
+    }
+    if (left >= AMX_ROWS) {
+        amx_multiply_16(&product, c);
+        product.x += AMX_ROWS * product.row_bytes, c += AMX_ROWS * c_stride, left -= AMX_ROWS;
+    }
     if (!left) return;
     float some[AMX_ROWS * PANEL];
-    product.x += whole * product.row_bytes, product.c_bytes = PANEL * 4, c += whole * c_stride;
+    product.c_bytes = PANEL * 4;
     for (long m = 0; m < left && adds; m++) memcpy(some + m * PANEL, c + m * c_stride, PANEL * 4);
     amx_multiply_16(&product, some);
     for (long m = 0; m < left; m++) memcpy(c + m * c_stride, some + m * PANEL, PANEL * 4);

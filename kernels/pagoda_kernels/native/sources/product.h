@@ -499,11 +499,17 @@ static void end_rows(const RowsDone *done, long row, long end) {
     else finish_rows(linear, sums, ending->panel, num_rows, y, job->y_stride, 0);
 }
 
+// The first row of a chunk. Those of AMX begin with a group.
+static inline long first_of_chunk(const ProductJob *job, long chunk) {
+    const long row = job->num_rows * chunk / job->num_chunks, up = (row + AMX_GROUP - 1) / AMX_GROUP * AMX_GROUP;
+    return !TAKES_AMX ? row : up < job->num_rows ? up : job->num_rows;
+}
+
 // The outputs of one panel for the rows of one chunk. `later`: what this thread may read next, if it is dense.
 static inline void panel_rows(const ProductJob *job, long panel, long chunk, const void *later, int thread) {
     const Linear *linear = job->linear;
     const int is_bf16 = linear->is_bf16;
-    const long row = job->num_rows * chunk / job->num_chunks, end = job->num_rows * (chunk + 1) / job->num_chunks;
+    const long row = first_of_chunk(job, chunk), end = first_of_chunk(job, chunk + 1);
     const long steps = num_steps(linear->width, is_bf16);
     const long x_rows = takes_parts(linear, job->num_rows) ? job->num_rows : 0;
     const long x_stride = x_rows ? PART_WIDTH : x_words(steps, is_bf16);
@@ -513,13 +519,13 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
 #if TAKES_AMX
     if (takes_amx(linear)) {
-        const char *blocks = (const char *)job->x + row * AMX_ROW_BYTES;
+        const AmxX blocks = {job->x, amx_blocks(linear->width), job->num_rows};
         take_amx(job->threads, thread);
         if (linear->bits == TWELVE_BITS) {
             const TwelvePart part = first_part(linear, panel, scratch->widened);
-            amx_twelve_product(end - row, steps, blocks, job->num_rows, &part, later, scratch, &ending.done);
+            amx_twelve_product(end - row, steps, &blocks, row, &part, later, scratch, &ending.done);
         } else {
-            amx_dense_product(end - row, steps, blocks, job->num_rows, weights, scratch, &ending.done);
+            amx_dense_product(end - row, steps, &blocks, row, weights, scratch, &ending.done);
         }
         return;
     }
