@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,13 @@ def compiled(source: Path, folder: Path, instruction_set: str, *further: str) ->
     return program
 
 
-def check_program(source: Path, folder: Path) -> None:
-    """Compile a program in `folder` for this processor, and run it: it says what is wrong."""
-    instruction_set = best_instruction_set(processor_flags())
+def check_program(source: Path, folder: Path, *, without: Set[str] = frozenset()) -> None:
+    """Compile a program in `folder` for this processor, and run it: it says what is wrong.
+
+    Args:
+        without: flags that the processor is taken not to have.
+    """
+    instruction_set = best_instruction_set(processor_flags() - without)
     if instruction_set is None:
         pytest.skip("this processor has no native operators")
     program = compiled(source, folder, instruction_set)

@@ -37,7 +37,8 @@ def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_best_instruction_set_is_taken() -> None:
     all_flags = frozenset().union(*(needed for needed, _ in INSTRUCTION_SETS.values()))
-    assert best_instruction_set(all_flags) == "avx512bf16"
+    assert best_instruction_set(all_flags) == "amx"
+    assert best_instruction_set(all_flags - {"amx_tile"}) == "avx512bf16"
     assert best_instruction_set(all_flags - {"avx512_bf16"}) == "avx512"
     assert best_instruction_set(frozenset({"avx2", "fma", "sse4_2"})) == "avx2"
     assert best_instruction_set(all_flags - {"avx2", "avx512f"}) == "sse4"

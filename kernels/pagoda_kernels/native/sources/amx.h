@@ -23,6 +23,15 @@
 
 #if TAKES_AMX
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+// Ask the system for tile registers, which no process has unasked (Linux: Documentation/arch/x86/xstate.rst).
+static inline int amx_is_permitted(void) {
+    const long request_permission = 0x1023, tile_data = 18;
+    return !syscall(SYS_arch_prctl, request_permission, tile_data);
+}
+
 typedef struct {
     uint8_t palette, start_row, zeros[14];
     uint16_t row_bytes[16];
@@ -58,12 +67,13 @@ static inline void amx_release(int *is_configured) {
     } while (0)
 
 #else
+static inline int amx_is_permitted(void) { return 1; }
 static inline void amx_configure(int *is_configured) { (void)is_configured; }
 static inline void amx_release(int *is_configured) { (void)is_configured; }
 #endif
 
-// Whether attention takes Q and weights in blocks of these.
-static inline int takes_amx_blocks(int is_bf16) { return TAKES_AMX && is_bf16; }
+// Whether products are made by these instructions.
+static inline int takes_amx(int is_bf16) { return TAKES_AMX && is_bf16; }
 
 static inline long amx_blocks(long width) { return (width + AMX_WIDTH - 1) / AMX_WIDTH; }
 
@@ -81,4 +91,16 @@ static inline void copy_to_blocks(const void *from, long width, char *x, long ro
         if (bytes < AMX_ROW_BYTES) memset(to, 0, AMX_ROW_BYTES);
         memcpy(to, (const char *)from + block * AMX_ROW_BYTES, (size_t)bytes);
     }
+}
+
+// x as copy_to_blocks has it.
+typedef struct {
+    const char *x;
+    long blocks;    // of a row
+    long num_rows;
+} AmxX;
+
+// Where block `block` of the group of rows that begins with `row` is.
+static inline const char *amx_x(const AmxX *x, long row, long block) {
+    return x->x + row * x->blocks * AMX_ROW_BYTES + block * amx_block_bytes(row, x->num_rows);
 }

@@ -58,18 +58,6 @@ static inline void end_widening(Widening *widening) {
     memset(widening->words, 0, (size_t)(missing * PANEL) * sizeof *widening->words);
 }
 
-// x as copy_to_blocks has it.
-typedef struct {
-    const char *x;
-    long blocks;    // of a row
-    long num_rows;
-} AmxX;
-
-// Where block `block` of the group of rows that begins with `row` is.
-static inline const char *amx_x(const AmxX *x, long row, long block) {
-    return x->x + row * x->blocks * AMX_ROW_BYTES + block * amx_block_bytes(row, x->num_rows);
-}
-
 // What 64 columns of some rows are made of: `blocks` of x times as many of a panel.
 typedef struct {
     const char *x;          // of the first row

@@ -38,18 +38,18 @@ typedef struct {
 
 // Words of a row of Q; those behind its numbers are zeros.
 static inline long attended_words(long width, int is_bf16) {
-    return takes_amx_blocks(is_bf16) ? amx_blocks(width) * AMX_STEPS : x_words(num_steps(width, is_bf16), is_bf16);
+    return takes_amx(is_bf16) ? amx_blocks(width) * AMX_STEPS : x_words(num_steps(width, is_bf16), is_bf16);
 }
 
 static inline void copy_attended(const void *from, long width, uint32_t *q, int is_bf16) {
     copy_x(from, width, q, is_bf16);
-    if (takes_amx_blocks(is_bf16)) memset((uint16_t *)q + width, 0, (size_t)(attended_words(width, 1) * 4 - width * 2));
+    if (takes_amx(is_bf16)) memset((uint16_t *)q + width, 0, (size_t)(attended_words(width, 1) * 4 - width * 2));
 }
 
 // For so many rows; `width` of Q and K, `value_width` of V.
 static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
-    if (takes_amx_blocks(is_bf16)) rows += AMX_ROWS;  // whose rows go beyond those that there are
-    const size_t steps = takes_amx_blocks(is_bf16) ? (size_t)attended_words(width, 1) : (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
+    if (takes_amx(is_bf16)) rows += AMX_ROWS;  // whose rows go beyond those that there are
+    const size_t steps = takes_amx(is_bf16) ? (size_t)attended_words(width, 1) : (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
     const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
     const size_t words = (size_t)x_words(1, is_bf16);
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
@@ -416,7 +416,7 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
         const AttentionScratch s = from_row(&all, part.first_row, &widths);
         begin_rows(job, &part, &s, &widths, is_bf16);
     }
-    const int is_amx = takes_amx_blocks(is_bf16);
+    const int is_amx = takes_amx(is_bf16);
     if (is_amx) begin_amx(job, thread, widths.columns, &all);
     else if (is_packed) memset(all.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
     else if (widths.columns != width) memset(all.v_panel, 0, (size_t)(key_steps * widths.columns) * 4);

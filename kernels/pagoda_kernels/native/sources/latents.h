@@ -219,7 +219,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
         s.total[row] = 0;
     }
     memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
-    if (takes_amx_blocks(is_bf16)) {
+    if (takes_amx(is_bf16)) {
         take_amx(job->threads, thread);
         memset(s.k_panel + steps * TILE_KEYS, 0, (size_t)((q_words - steps) * TILE_KEYS) * 4);
     }

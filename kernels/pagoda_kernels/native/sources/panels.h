@@ -24,7 +24,7 @@
 #define TAKES_PAIRS 0
 #endif
 #if defined(__AMX_BF16__)
-#define TAKES_AMX 1  // for dense bf16 (amx.h)
+#define TAKES_AMX 1  // for bf16 (amx.h)
 #else
 #define TAKES_AMX 0
 #endif

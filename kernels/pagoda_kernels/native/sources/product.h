@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include "amx_coded.h"
 #include "amx_panel.h"
 #include "lora.h"
 #include "quantised.h"
@@ -56,28 +57,23 @@ static inline int takes_parts(const Linear *linear, long num_rows) {
     return widens_x(linear->is_bf16) && linear->bits == TWELVE_BITS && num_rows > MAX_ROWS;
 }
 
-// Whether its products are those of amx.h, which take x in blocks.
-static inline int takes_amx(const Linear *linear) {
-    return TAKES_AMX && linear->is_bf16 && (!linear->bits || linear->bits == TWELVE_BITS);
-}
-
 // Whether products take x from elsewhere than where it lies.
-static inline int places_x(int is_bf16) { return widens_x(is_bf16) || (TAKES_AMX && is_bf16); }
+static inline int places_x(int is_bf16) { return widens_x(is_bf16) || takes_amx(is_bf16); }
 
 // Numbers that a row of x needs room for, however they take it.
 static inline long x_room(long width, int is_bf16) {
-    if (TAKES_AMX && is_bf16) return amx_blocks(width) * AMX_WIDTH;
+    if (takes_amx(is_bf16)) return amx_blocks(width) * AMX_WIDTH;
     return widens_x(is_bf16) ? num_parts(width) * PART_WIDTH : width;
 }
 
 // Bytes that are read behind x.
-static inline size_t behind_x(int is_bf16) { return TAKES_AMX && is_bf16 ? AMX_ROOM : 0; }
+static inline size_t behind_x(int is_bf16) { return takes_amx(is_bf16) ? AMX_ROOM : 0; }
 
 // Row `row` of `num_rows` to where products find it in `x`.
 static inline void place_row(const Linear *linear, const void *from, void *x, long row, long num_rows) {
     const long width = linear->width;
     const int is_bf16 = linear->is_bf16;
-    if (takes_amx(linear)) copy_to_blocks(from, width, x, row, num_rows);
+    if (takes_amx(linear->is_bf16)) copy_to_blocks(from, width, x, row, num_rows);
     else if (takes_parts(linear, num_rows)) copy_to_parts(from, width, x, row, num_rows);
     else copy_x(from, width, (char *)x + row * width * x_item(is_bf16), is_bf16);
 }
@@ -518,12 +514,15 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     PanelScratch *scratch = scratch_of(job->threads, thread);
     const Ending ending = {{end_rows}, job, panel, row, scratch->sums};
 #if TAKES_AMX
-    if (takes_amx(linear)) {
+    if (takes_amx(linear->is_bf16)) {
         const AmxX blocks = {job->x, amx_blocks(linear->width), job->num_rows};
         take_amx(job->threads, thread);
         if (linear->bits == TWELVE_BITS) {
             const TwelvePart part = first_part(linear, panel, scratch->widened);
             amx_twelve_product(end - row, steps, &blocks, row, &part, later, scratch, &ending.done);
+        } else if (linear->bits) {
+            amx_coded_product(end - row, linear->width, &blocks, row, panel_at(linear, panel), linear->bits, linear->has_zeros,
+                              linear->levels, scratch, &ending.done);
         } else {
             amx_dense_product(end - row, steps, &blocks, row, weights, scratch, &ending.done);
         }
@@ -561,7 +560,7 @@ static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1
 
 // Parts of what is upcoming that a product of so many rows may fetch.
 static inline long upcoming_parts(const Linear *linear, long num_rows) {
-    if (!linear || linear->bits != TWELVE_BITS || takes_amx(linear)) return 0;
+    if (!linear || linear->bits != TWELVE_BITS || takes_amx(linear->is_bf16)) return 0;
     const long chunks = num_chunks(num_rows), num_tiles = row_tiles(num_rows / chunks, MAX_ROWS).count;
     const long steps = num_steps(linear->width, 1);
     const long k_parts = takes_parts(linear, num_rows) ? num_parts(linear->width) : (steps + K_PART_STEPS - 1) / K_PART_STEPS;

@@ -244,11 +244,11 @@ void pagoda_close_threads(Threads *threads) {
     free(threads);
 }
 
-// Of as many threads as can be had, `num_threads` at most; NULL if there is no memory.
+// Of as many threads as can be had, `num_threads` at most; NULL if there is no memory, or the system denies what is computed with.
 Threads *pagoda_open_threads(int num_threads, size_t scratch_bytes) {
     Threads *threads = NULL;
     if (num_threads > MAX_THREADS) num_threads = MAX_THREADS;
-    if (num_threads < 1 || posix_memalign((void **)&threads, 64, sizeof *threads))
+    if (num_threads < 1 || !amx_is_permitted() || posix_memalign((void **)&threads, 64, sizeof *threads))
         return NULL;
     memset(threads, 0, sizeof *threads);
     threads->num_threads = 1;
