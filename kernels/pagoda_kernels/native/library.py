@@ -202,19 +202,35 @@ class NativeLibrary:
 @functools.cache
 def native_library() -> NativeLibrary | None:
     """Return the library for this processor, compiled if need be; None if there is none for it."""
-    name = best_instruction_set(processor_flags())
-    if name is None:
+    flags = processor_flags()
+    if best_instruction_set(flags) is None:
         _LOGGER.info(
             "this processor has no SSE4 or NEON, or is not known: torch's operators are taken"
         )
         return None
     try:
-        return NativeLibrary(find_or_compile(name), name)
+        return NativeLibrary(*_find_or_compile_any(flags))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         _LOGGER.warning(
             "no native operators, so torch's are taken, which are slower: %s", _reason(error)
         )
         return None
+
+
+def _find_or_compile_any(flags: frozenset[str]) -> tuple[Path, str]:
+    """Return the best library that the compiler knows all instructions of, and its name.
+
+    Raises:
+        OSError: there is no compiler, or nowhere to write.
+        SubprocessError: the compiler fails for all of them.
+    """
+    *better, least = (name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags)
+    for name in better:
+        try:
+            return find_or_compile(name), name
+        except subprocess.CalledProcessError as error:
+            _LOGGER.info("without %s, which the compiler may not know: %s", name, _reason(error))
+    return find_or_compile(least), least
 
 
 def must_be_compiled() -> bool:

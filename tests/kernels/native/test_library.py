@@ -16,6 +16,7 @@ from pagoda_kernels.native.library import (
     find_or_compile,
     must_be_compiled,
     native_library,
+    processor_flags,
 )
 
 
@@ -105,6 +106,34 @@ def test_without_a_compiler_there_is_none_and_one_line_says_so(
         assert native_library() is None
     (record,) = caplog.records
     assert reason in record.getMessage()
+
+
+def test_instructions_that_the_compiler_does_not_know_are_not_taken(
+    no_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GCC 10 and AMX; `NativeLibrary` would miss what these sources have not."""
+    compiler = no_library / "compiler"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-mavx512*) exit 1;; esac\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    flags = frozenset().union(*(INSTRUCTION_SETS[name][0] for name in ("avx512", "avx2", "sse4")))
+    monkeypatch.setattr(module, "processor_flags", lambda: flags)
+    monkeypatch.setattr(module, "NativeLibrary", lambda path, name: (path.is_file(), name))
+    assert native_library() == (True, "avx2")
+
+
+def test_without_the_kernels_leave_there_are_no_tile_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = frozenset().union(*(needed for needed, _ in INSTRUCTION_SETS.values()))
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags : {' '.join(every)}\n")
+    monkeypatch.setattr(module, "Path", lambda path: cpuinfo)
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(module, "_may_use_amx", lambda: True)
+    assert best_instruction_set(processor_flags()) == "amx"
+    monkeypatch.setattr(module, "_may_use_amx", lambda: False)
+    assert best_instruction_set(processor_flags()) == "avx512bf16"
 
 
 def test_what_others_can_write_is_not_run(
