@@ -261,8 +261,9 @@ def processor_flags() -> frozenset[str]:
 def _may_use_amx() -> bool:
     """Ask the kernel for the tile registers, which no process has unasked (Linux: xstate.rst)."""
     system_call = ctypes.CDLL(None).syscall
+    system_call.restype = ctypes.c_long
     arguments = _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA
-    return system_call(*(ctypes.c_long(argument) for argument in arguments)) == 0
+    return bool(system_call(*(ctypes.c_long(argument) for argument in arguments)) == 0)
 
 
 def find_or_compile(name: str) -> Path:

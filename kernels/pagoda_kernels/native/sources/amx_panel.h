@@ -197,7 +197,7 @@ static inline __attribute__((always_inline)) void run_along(const AmxRun *run, f
             if (lines > 1) __builtin_prefetch(ahead + 64, 0, 2);                                                \
             if (lines > 2) __builtin_prefetch(ahead + 128, 0, 2);                                               \
             exception = write_vectors(step, number, exception, &part, to, first_vector, num_vectors);           \
-            step += STEP_BYTES, ahead += lines * 64, to += columns;                                                           \
+            step += STEP_BYTES, ahead += lines * 64, to += columns;                                             \
         }                                                                                                       \
     } while (0)
 #define WIDEN_QUARTER(QUARTER) WIDEN_STEPS(quarter, other + QUARTER * quarter * columns)
@@ -244,19 +244,19 @@ static void run_last_half(const AmxRun *run, float *c) { run_along(run, c, 1, 1)
 // Up to FEW_ROWS: memory is slower than to widen a panel again for every 32 of them.
 static void amx_few_rows(long num_rows, long steps, const AmxX *x, long first_row, TwelvePart *part, const void *later,
                          PanelScratch *scratch, const RowsDone *done) {
-    const long num_runs = num_rows <= AMX_ROWS ? 1 : (num_rows + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS) * 2;
+    const long num_runs = num_rows <= AMX_ROWS ? 1 : (num_rows + AMX_GROUP - 1) / AMX_GROUP * 2;
     for (long left = steps, count; left; left -= count, part->steps += count * STEP_BYTES, part->first += count) {
         count = left < SEGMENT_STEPS ? left : SEGMENT_STEPS;
         while (part->exception->step < part->first) part->exception++;
         AmxRun run = {.panel = part, .steps = count, .words = scratch->widened,
-                      .ahead = left > count ? (const char *)part->steps + count * STEP_BYTES : later,
-                      .adds = left < steps};
-        if (num_runs == 1) run.ahead = (const char *)part->steps + FEW_ROWS_AHEAD * STEP_BYTES;
+                      .ahead = left > count ? (const char *)part->steps + count * STEP_BYTES : later, .adds = left < steps};
+        if (num_runs == 1) run.ahead = (const char *)part->steps + FEW_ROWS_AHEAD * STEP_BYTES;  // and beyond the panel
         long to_fetch = STEP_LINES;
         for (long nth = 0; nth < num_runs; nth++) {
-            float *sums = scratch->sums + nth / 2 * 2 * AMX_ROWS * PANEL;
-            run.x = amx_x(x, first_row + nth / 2 * AMX_GROUP, (steps - left) / AMX_STEPS);
-            run.block_bytes = amx_block_bytes(first_row + nth / 2 * AMX_GROUP, x->num_rows);
+            const long row = nth / 2 * AMX_GROUP;
+            float *sums = scratch->sums + row * PANEL;
+            run.x = amx_x(x, first_row + row, (steps - left) / AMX_STEPS);
+            run.block_bytes = amx_block_bytes(first_row + row, x->num_rows);
             run.lines = (to_fetch + num_runs - nth - 1) / (num_runs - nth);
             if (num_runs == 1) run_whole(&run, sums);
             else if (nth % 2 == 0) run_first_half(&run, sums);

@@ -49,9 +49,9 @@ static inline void copy_attended(const void *from, long width, uint32_t *q, int 
 // For so many rows; `width` of Q and K, `value_width` of V.
 static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
     if (takes_amx(is_bf16)) rows += AMX_ROWS;  // whose rows go beyond those that there are
-    const size_t steps = takes_amx(is_bf16) ? (size_t)attended_words(width, 1) : (size_t)num_steps(width, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
+    const size_t words = (size_t)x_words(1, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
+    const size_t steps = (size_t)attended_words(width, is_bf16) / words;
     const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
-    const size_t words = (size_t)x_words(1, is_bf16);
     void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
                       (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
                       (void **)&scratch->largest, (void **)&scratch->total};
