@@ -218,30 +218,34 @@ def native_library() -> NativeLibrary | None:
 
 
 def _find_or_compile_any(flags: frozenset[str]) -> tuple[Path, str]:
-    """Return the best library that the compiler knows all instructions of, and its name.
+    """Return the best library that is there or that the compiler can make, and its name.
 
     Raises:
-        OSError: there is no compiler, or nowhere to write.
-        SubprocessError: the compiler fails for all of them.
+        OSError: none is there, and there is no compiler or nowhere to write.
+        SubprocessError: none is there, and the compiler fails for all of them.
     """
-    *better, least = (name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags)
+    *better, least = _instruction_sets(flags)
     for name in better:
         try:
             return find_or_compile(name), name
-        except subprocess.CalledProcessError as error:
+        except (OSError, subprocess.CalledProcessError) as error:
             _LOGGER.info("without %s, which the compiler may not know: %s", name, _reason(error))
     return find_or_compile(least), least
 
 
 def must_be_compiled() -> bool:
     """Tell whether `native_library` has to compile first, which takes some 20 s."""
-    name = best_instruction_set(processor_flags())
-    return name is not None and _found(*_places(name)) is None
+    names = _instruction_sets(processor_flags())
+    return bool(names) and not any(_found(*_places(name)) for name in names)
+
+
+def _instruction_sets(flags: frozenset[str]) -> list[str]:
+    return [name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags]
 
 
 def best_instruction_set(flags: frozenset[str]) -> str | None:
     """Return the first instruction set that a processor with these flags has."""
-    return next((name for name, (needed, _) in INSTRUCTION_SETS.items() if needed <= flags), None)
+    return next(iter(_instruction_sets(flags)), None)
 
 
 def processor_flags() -> frozenset[str]:

@@ -120,6 +120,11 @@ def test_instructions_that_the_compiler_does_not_know_are_not_taken(
     monkeypatch.setattr(module, "processor_flags", lambda: flags)
     monkeypatch.setattr(module, "NativeLibrary", lambda path, name: (path.is_file(), name))
     assert native_library() == (True, "avx2")
+    assert not must_be_compiled()
+
+    native_library.cache_clear()  # as in an image without a compiler
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert native_library() == (True, "avx2")
 
 
 def test_without_the_kernels_leave_there_are_no_tile_registers(
