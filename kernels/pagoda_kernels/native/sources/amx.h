@@ -65,6 +65,21 @@ static inline void amx_release(int *is_configured) {
         if (adds) AMX_LOAD(register_, c, stride);       \
         else AMX_ZERO(register_);                       \
     } while (0)
+// All four tiles of sums: two side by side at c, two at d.
+#define AMX_BEGIN_ALL(c, d, stride, adds)             \
+    do {                                              \
+        AMX_BEGIN(0, c, stride, adds);                \
+        AMX_BEGIN(1, (c) + AMX_COLUMNS, stride, adds); \
+        AMX_BEGIN(2, d, stride, adds);                \
+        AMX_BEGIN(3, (d) + AMX_COLUMNS, stride, adds); \
+    } while (0)
+#define AMX_STORE_ALL(c, d, stride)             \
+    do {                                        \
+        AMX_STORE(0, c, stride);                \
+        AMX_STORE(1, (c) + AMX_COLUMNS, stride); \
+        AMX_STORE(2, d, stride);                \
+        AMX_STORE(3, (d) + AMX_COLUMNS, stride); \
+    } while (0)
 
 #else
 static inline int amx_is_permitted(void) { return 1; }

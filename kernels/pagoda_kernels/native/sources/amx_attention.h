@@ -16,10 +16,7 @@ static inline void amx_scores(long num_rows, long steps, const uint32_t *q, cons
     for (long row = 0; row < num_rows; row += AMX_ROWS) {
         const uint32_t *x = q + row * steps;
         float *c = scores + row * PANEL;
-        AMX_ZERO(0);
-        AMX_ZERO(1);
-        AMX_ZERO(2);
-        AMX_ZERO(3);
+        AMX_BEGIN_ALL(c, c, c_bytes, 0);
         for (long step = 0; step < steps; step += AMX_STEPS) {
             const long at = step * AMX_COLUMNS;
             for (int g = 0; g < 4 && !row; g++)
@@ -34,10 +31,7 @@ static inline void amx_scores(long num_rows, long steps, const uint32_t *q, cons
             AMX_LOAD(7, groups[3] + at, AMX_ROW_BYTES);
             AMX_MULTIPLY(3, 4, 7);
         }
-        AMX_STORE(0, c, c_bytes);
-        AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
-        AMX_STORE(2, c + 2 * AMX_COLUMNS, c_bytes);
-        AMX_STORE(3, c + 3 * AMX_COLUMNS, c_bytes);
+        AMX_STORE_ALL(c, c + 2 * AMX_COLUMNS, c_bytes);
     }
 }
 

@@ -74,10 +74,7 @@ static void amx_multiply_16(const AmxProduct *of, float *c) {
     const long panel_bytes = PANEL * 4, c_bytes = of->c_bytes;
     const char *x = of->x;
     const uint32_t *words = of->words;
-    AMX_BEGIN(0, c, c_bytes, of->adds);
-    AMX_BEGIN(1, c + AMX_COLUMNS, c_bytes, of->adds);
-    AMX_BEGIN(2, c + 2 * AMX_COLUMNS, c_bytes, of->adds);
-    AMX_BEGIN(3, c + 3 * AMX_COLUMNS, c_bytes, of->adds);
+    AMX_BEGIN_ALL(c, c + 2 * AMX_COLUMNS, c_bytes, of->adds);
     for (long block = 0; block < of->blocks; block++) {
         AMX_LOAD(4, x, of->row_bytes);
         AMX_LOAD(6, words, panel_bytes);
@@ -90,10 +87,7 @@ static void amx_multiply_16(const AmxProduct *of, float *c) {
         AMX_MULTIPLY(3, 4, 7);
         x += of->block_bytes, words += AMX_STEPS * PANEL;
     }
-    AMX_STORE(0, c, c_bytes);
-    AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
-    AMX_STORE(2, c + 2 * AMX_COLUMNS, c_bytes);
-    AMX_STORE(3, c + 3 * AMX_COLUMNS, c_bytes);
+    AMX_STORE_ALL(c, c + 2 * AMX_COLUMNS, c_bytes);
 }
 
 // c[32, 64] (+)= 32 rows, half of the columns after the other: each tile that is loaded is multiplied twice.
@@ -103,10 +97,7 @@ static inline __attribute__((always_inline)) void amx_32(const AmxProduct *of, f
         float *lower = c + AMX_ROWS * c_bytes / 4;
         const char *x = of->x, *x_lower = x + AMX_ROWS * of->row_bytes;
         const uint32_t *words = of->words + half * PANEL / 2;
-        AMX_BEGIN(0, c, c_bytes, of->adds);
-        AMX_BEGIN(1, c + AMX_COLUMNS, c_bytes, of->adds);
-        AMX_BEGIN(2, lower, c_bytes, of->adds);
-        AMX_BEGIN(3, lower + AMX_COLUMNS, c_bytes, of->adds);
+        AMX_BEGIN_ALL(c, lower, c_bytes, of->adds);
         for (long block = 0; block < of->blocks; block++) {
             AMX_LOAD(6, words, panel_bytes);
             AMX_LOAD(4, x, of->row_bytes);
@@ -119,10 +110,7 @@ static inline __attribute__((always_inline)) void amx_32(const AmxProduct *of, f
             AMX_MULTIPLY(3, 5, 7);
             x += of->block_bytes, x_lower += of->block_bytes, words += AMX_STEPS * PANEL;
         }
-        AMX_STORE(0, c, c_bytes);
-        AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
-        AMX_STORE(2, lower, c_bytes);
-        AMX_STORE(3, lower + AMX_COLUMNS, c_bytes);
+        AMX_STORE_ALL(c, lower, c_bytes);
     }
 }
 
@@ -181,10 +169,7 @@ static inline __attribute__((always_inline)) void run_along(const AmxRun *run, f
     uint32_t *words = run->words, *other = words + AMX_STEPS * columns;
     long number = part.first;
     float *lower = is_half ? c + AMX_ROWS * PANEL : c + 2 * AMX_COLUMNS;  // of the other two tiles of sums
-    AMX_BEGIN(0, c, c_bytes, run->adds);
-    AMX_BEGIN(1, c + AMX_COLUMNS, c_bytes, run->adds);
-    AMX_BEGIN(2, lower, c_bytes, run->adds);
-    AMX_BEGIN(3, lower + AMX_COLUMNS, c_bytes, run->adds);
+    AMX_BEGIN_ALL(c, lower, c_bytes, run->adds);
 #define WIDEN_STEPS(COUNT, TO)                                                                                  \
     do {                                                                                                        \
         uint32_t *to = TO;                                                                                      \
@@ -231,10 +216,7 @@ static inline __attribute__((always_inline)) void run_along(const AmxRun *run, f
     }
 #undef WIDEN_QUARTER
 #undef WIDEN_STEPS
-    AMX_STORE(0, c, c_bytes);
-    AMX_STORE(1, c + AMX_COLUMNS, c_bytes);
-    AMX_STORE(2, lower, c_bytes);
-    AMX_STORE(3, lower + AMX_COLUMNS, c_bytes);
+    AMX_STORE_ALL(c, lower, c_bytes);
 }
 
 static void run_whole(const AmxRun *run, float *c) { run_along(run, c, 0, 0); }
