@@ -356,8 +356,7 @@ static inline int find_later(const AttentionJob *job, long task, long nth, const
     *of = *part;
     *later = tile + TILE_KEYS;
     if (*later < part->end_key) return 1;
-    const long next_task = task + job->threads->num_threads;  // others take those between
-    if (!part_of(job, task, nth + 1, of) && !part_of(job, next_task, 0, of)) return 0;
+    if (!part_of(job, task, nth + 1, of) && !part_of(job, task + 1, 0, of)) return 0;
     *later = of->first_key / TILE_KEYS * TILE_KEYS;
     return 1;
 }

@@ -268,11 +268,10 @@ static inline void run_task(const ExpertsJob *job, long task, int thread, const 
     const ProductJob product_job = {
         .linear = linear, .x = loop ? run->inner_x : run->x, .y = loop ? run->out : run->inner,
         .y_stride = linear->num_outputs, .num_rows = run->num_rows, .num_chunks = run->num_chunks, .threads = job->threads};
-    const long next = task + job->threads->num_threads;  // others take those between
-    const Run *next_run = run_of(job, next, loop);
+    const Run *next_run = run_of(job, task + 1, loop);
     const Linear *next_linear = loop ? next_run->expert->down : next_run->expert->gate_up;
-    panel_rows(&product_job, nth / run->num_chunks, nth % run->num_chunks,
-               panel_at(next_linear, (next - next_run->first_task[loop]) / next_run->num_chunks), thread);
+    panel_rows(&product_job, nth % num_panels(linear), nth / num_panels(linear),
+               panel_at(next_linear, (task + 1 - next_run->first_task[loop]) % num_panels(next_linear)), thread);
 }
 
 // Rows of a run to where products by `down` take them from.

@@ -154,15 +154,14 @@ static void part_heads_task(const void *argument, long task, int thread) {
 static inline void head_task(const LatentsJob *job, const Linear *const *linears, const void *x, void *y,
                              long y_head_stride, long y_stride, long task, int thread) {
     const long tokens = job->attention.batch->num_tokens, chunks = num_chunks(tokens), panels = num_panels(linears[0]);
-    const long head = task / (panels * chunks), panel = task / chunks % panels;
-    const long next = task / chunks + job->attention.threads->num_threads;  // others take those between
-    const long later = next / panels < job->attention.shape->num_heads ? next / panels : head;
+    const long head = task / (chunks * panels), panel = task % panels;
+    const long next_head = (task + 1) / (chunks * panels), later = next_head < job->attention.shape->num_heads ? next_head : head;
     const int is_bf16 = linears[0]->is_bf16;
     const ProductJob product_job = {
         .linear = linears[head], .x = (const char *)x + head * tokens * x_room(linears[0]->width, is_bf16) * x_item(is_bf16),
         .y = (void *)at(y, head * y_head_stride, is_bf16), .y_stride = y_stride, .num_rows = tokens,
         .num_chunks = chunks, .threads = job->attention.threads};
-    panel_rows(&product_job, panel, task % chunks, panel_at(linears[later], next % panels), thread);
+    panel_rows(&product_job, panel, task / panels % chunks, panel_at(linears[later], (task + 1) % panels), thread);
 }
 
 static void absorb_task(const void *argument, long task, int thread) {

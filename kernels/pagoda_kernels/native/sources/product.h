@@ -340,7 +340,7 @@ typedef struct {
     const void *x;  // [rows, K], see place_row
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
-    long first_panel;
+    long first_panel, end_panel;
     long num_rows;
     long num_chunks;
     const int32_t *adapters;  // [rows]: a slot of `linear->lora`; negative: none. NULL: none at all
@@ -501,7 +501,7 @@ static inline long first_of_chunk(const ProductJob *job, long chunk) {
     return !TAKES_AMX ? row : up < job->num_rows ? up : job->num_rows;
 }
 
-// The outputs of one panel for the rows of one chunk. `later`: what this thread may read next, if it is dense.
+// The outputs of one panel for the rows of one chunk. `later`: what this thread reads next, if it is dense.
 static inline void panel_rows(const ProductJob *job, long panel, long chunk, const void *later, int thread) {
     const Linear *linear = job->linear;
     const int is_bf16 = linear->is_bf16;
@@ -549,11 +549,11 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
     }
 }
 
+// Tasks of a chunk follow one another: its rows of x stay in the second-level cache meanwhile.
 static void product_task(const void *argument, long task, int thread) {
     const ProductJob *job = argument;
-    const long panel = job->first_panel + task / job->num_chunks;
-    const long next = panel + job->threads->num_threads;  // others take those between
-    panel_rows(job, panel, task % job->num_chunks, panel_at(job->linear, next), thread);
+    const long panels = job->end_panel - job->first_panel, panel = job->first_panel + task % panels;
+    panel_rows(job, panel, task / panels, panel_at(job->linear, panel + 1), thread);
 }
 
 static inline long num_chunks(long num_rows) { return (num_rows + CHUNK_ROWS - 1) / CHUNK_ROWS; }
@@ -611,7 +611,7 @@ static void product_of_panels(
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
                           .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
-                          .first_panel = first_panel,
+                          .first_panel = first_panel, .end_panel = end_panel,
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);

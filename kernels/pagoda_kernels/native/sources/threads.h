@@ -1,11 +1,12 @@
-// A few threads that share loops. Tasks are claimed one by one from a counter: a thread that the system
-// takes off its processor costs the others one task, not the loop.
+// A few threads that share loops. Each claims tasks one by one from a part of them that is its own, then from what is left of the
+// others': a thread that the system takes off its processor costs the others one task, not the loop; and what is side by side,
+// like the outputs of one panel and the next, one thread writes and another does not.
 //
 // Workers of one machine can share its processors: each has a seat, where it says when it computes, and takes
 // as many threads as there are processors for each that does at that moment. Who idles lends his to the others.
 //
-// A ticket is (generation, number of tasks, next task) in one word, so that a claim is one addition, and
-// tells whether there is work without a look at anything that may change.
+// A ticket is (end, next task) of a part in one word, so that a claim is one addition, and tells whether there is work without a
+// look at anything that may change.
 
 #pragma once
 
@@ -24,7 +25,6 @@
 
 #define MAX_THREADS 256
 #define SPINS 4000          // looks for work before a helper sleeps: about 50 us
-#define NUM_BITS 24         // of a number of tasks
 #define NUM_SEATS 16
 #define WIDE_NUMBERS (8L << 20)  // what nobody writes to takes no memory
 #define BUSY_NANOSECONDS 5000000  // who began no task for so long does not compute
@@ -37,12 +37,12 @@ typedef struct {
 } Seat;
 
 typedef struct {
-    _Atomic int has_task __attribute__((aligned(64)));
+    _Atomic uint64_t ticket __attribute__((aligned(64)));
+    _Atomic int has_task;
     int has_amx;  // its tile registers are ours (amx.h)
 } Working;
 
 typedef struct Threads {
-    _Atomic uint64_t ticket __attribute__((aligned(64)));
     _Atomic uint32_t num_done __attribute__((aligned(64)));
     TaskFunction function __attribute__((aligned(64)));
     const void *job;
@@ -86,10 +86,7 @@ static inline void leave(Threads *threads) {
     pthread_mutex_unlock(&threads->mutex);
 }
 
-static inline int has_task(uint64_t ticket) {
-    const uint64_t mask = (1u << NUM_BITS) - 1;
-    return (ticket & mask) < (ticket >> NUM_BITS & mask);
-}
+static inline int has_task(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
 static inline void wake(void *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MAX_THREADS, NULL, NULL, 0); }
 
@@ -123,21 +120,30 @@ static inline void share(Threads *threads) {
     if (limit > before) wake(&threads->limit);
 }
 
-// Take tasks until there are none; return whether there was one.
-static inline int work(Threads *threads, int thread) {
+// Take tasks of the part of `whose` until there are none; return whether there was one.
+static inline int work_on(Threads *threads, int thread, int whose) {
+    _Atomic uint64_t *ticket = &threads->working[whose].ticket;
     int has_worked = 0;
-    while (has_task(atomic_load_explicit(&threads->ticket, memory_order_acquire))) {
+    while (has_task(atomic_load_explicit(ticket, memory_order_acquire))) {
         if (thread >= atomic_load_explicit(&threads->limit, memory_order_relaxed)) break;
-        uint64_t mine = atomic_fetch_add_explicit(&threads->ticket, 1, memory_order_acq_rel);
+        const uint64_t mine = atomic_fetch_add_explicit(ticket, 1, memory_order_acq_rel);
         if (!has_task(mine)) break;
         // The loop is not over before this task is: nobody changes function and job.
         if (threads->seats && !thread) take_seat(threads);
         atomic_store_explicit(&threads->working[thread].has_task, 1, memory_order_relaxed);
-        threads->function(threads->job, (long)(mine & ((1u << NUM_BITS) - 1)), thread);
+        threads->function(threads->job, (long)(uint32_t)mine, thread);
         atomic_store_explicit(&threads->working[thread].has_task, 0, memory_order_relaxed);
         atomic_fetch_add_explicit(&threads->num_done, 1, memory_order_release);
         has_worked = 1;
     }
+    return has_worked;
+}
+
+// The same of all parts, the thread's own first.
+static inline int work(Threads *threads, int thread) {
+    int has_worked = 0;
+    for (int i = 0, whose = thread; i < threads->num_threads; i++, whose = whose + 1 < threads->num_threads ? whose + 1 : 0)
+        has_worked |= work_on(threads, thread, whose);
     return has_worked;
 }
 
@@ -150,22 +156,24 @@ static void *help(void *argument) {
     Helper helper = *(Helper *)argument;
     free(argument);
     Threads *threads = helper.threads;
+    uint32_t seen = 0;  // the last epoch that has no task for us
     for (int spins = 0;;) {
-        uint32_t epoch = atomic_load(&threads->epoch);  // before anything that changes with it
+        const uint32_t epoch = atomic_load(&threads->epoch);  // before anything that changes with it
         int limit = atomic_load(&threads->limit);
         if (atomic_load(&threads->is_closing)) return NULL;
         if (helper.thread >= limit) {
             amx_release(&threads->working[helper.thread].has_amx);
             syscall(SYS_futex, &threads->limit, FUTEX_WAIT_PRIVATE, limit, NULL, NULL, 0);
-        } else if (work(threads, helper.thread)) {
-            spins = 0;
+            seen = epoch - 1;
+        } else if (epoch != seen) {
+            if (work(threads, helper.thread)) spins = 0;
+            else seen = epoch;
         } else if (++spins < SPINS) {
             pause_briefly();
         } else {
             amx_release(&threads->working[helper.thread].has_amx);
             atomic_fetch_add(&threads->num_asleep, 1);
-            if (!has_task(atomic_load(&threads->ticket)))
-                syscall(SYS_futex, &threads->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);
+            syscall(SYS_futex, &threads->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);
             atomic_fetch_sub(&threads->num_asleep, 1);
             spins = 0;
         }
@@ -214,8 +222,12 @@ static void in_parallel(Threads *threads, TaskFunction function, const void *job
     threads->function = function;
     threads->job = job;
     atomic_store_explicit(&threads->num_done, 0, memory_order_relaxed);
-    uint64_t generation = (atomic_load_explicit(&threads->ticket, memory_order_relaxed) >> 2 * NUM_BITS) + 1;
-    atomic_store(&threads->ticket, generation << 2 * NUM_BITS | (uint64_t)num_tasks << NUM_BITS);
+    const int limit = atomic_load_explicit(&threads->limit, memory_order_relaxed);
+    const long parts = limit < threads->num_threads ? limit : threads->num_threads;
+    for (long part = 0; part < parts; part++) {
+        const uint64_t first = (uint64_t)(num_tasks * part / parts), end = (uint64_t)(num_tasks * (part + 1) / parts);
+        atomic_store_explicit(&threads->working[part].ticket, end << 32 | first, memory_order_release);
+    }
     atomic_fetch_add(&threads->epoch, 1);
     if (atomic_load(&threads->num_asleep)) wake(&threads->epoch);
     work(threads, 0);
