@@ -219,7 +219,8 @@ static inline __attribute__((always_inline)) void weigh_rows(
         vfloat sums = {};
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            const vfloat weight = vexp(value[m][j] - now[m]);
+            const vfloat fallen_by = value[m][j] - now[m];
+            const vfloat weight = is_bf16 && TAKES_PAIRS ? vexp_for_bf16(fallen_by) : vexp(fallen_by);
             sums += weight;
             vstore_any(s->weights + (row + m) * words, j * LANES, weight, is_bf16 && TAKES_PAIRS);
         }

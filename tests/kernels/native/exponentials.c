@@ -1,0 +1,41 @@
+// How near the exponentials are to what they stand for.
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdio.h>
+
+#include "pagoda.c"
+
+static void check(int is_right, const char *what, float x, float y) {
+    if (is_right) return;
+    fprintf(stderr, "%s: e^%.9g is not %.9g\n", what, x, y);
+    exit(1);
+}
+
+static float bits(uint32_t word) {
+    float x;
+    memcpy(&x, &word, 4);
+    return x;
+}
+
+static float off(float y, double truth) { return (float)fabs(y / truth - 1); }
+
+int main(void) {
+    const float two_ulp = ldexpf(1, -22), ends[] = {-87.2f, 0.0f};
+    for (long i = 0; i <= 1000000; i++) {
+        const float x = ends[0] * (float)i / 1e6f, y = vexp(vset(x))[0], rough = vexp_for_bf16(vset(x))[0];
+        check(off(y, exp(x)) < two_ulp, "vexp", x, y);
+        check(off(rough, exp(x)) < ldexpf(1, x > -9.0f ? -20 : -17), "vexp_for_bf16", x, rough);
+        check(off(vexp(vset(-x))[0], exp(-x)) < two_ulp, "vexp", -x, y);
+    }
+    const float none[] = {-INFINITY, -1e30f, -87.5f}, nan = bits(0x7fc00000);
+    for (int i = 0; i < 3; i++) {
+        check(vexp(vset(none[i]))[0] == 0, "vexp", none[i], vexp(vset(none[i]))[0]);
+        check(vexp_for_bf16(vset(none[i]))[0] == 0, "vexp_for_bf16", none[i], vexp_for_bf16(vset(none[i]))[0]);
+    }
+    check(vexp(vset(0))[0] == 1 && vexp_for_bf16(vset(0))[0] == 1, "both", 0, vexp_for_bf16(vset(0))[0]);
+    check(isinf(vexp(vset(89))[0]), "vexp", 89, vexp(vset(89))[0]);
+    check(isnan(vexp(vset(nan))[0]) && isnan(vexp_for_bf16(vset(nan))[0]), "both", nan, 0);
+    puts("done");
+    return 0;
+}
