@@ -1,7 +1,7 @@
 """Steps of the engine on a CPU beside what this machine can do at most: bytes read, bf16 products.
 
     OMP_WAIT_POLICY=PASSIVE PYTHONPATH=tests:benchmarks python \
-        benchmarks/engine/cpu_steps.py [--threads 1 2] [--model experts-8k]
+        benchmarks/engine/cpu_steps.py [--threads 1 2] [--model experts-8k] [--quantization int8]
 
 A random Llama of 126M parameters in bf16: decodes at batch 1, 8 and 32 with about 288 tokens of
 context, prompts of 256 and 4,000 tokens. A step's floor is the larger of its bytes over the read
@@ -12,6 +12,7 @@ beside them. Nothing else should run meanwhile; torch's threads that spin would 
 import argparse
 import random
 import statistics
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ class Bench:
         }
 
 
-def measure(folder: Path, num_threads: int) -> dict[str, Any]:
+def measure(folder: Path, num_threads: int, quantization: str) -> dict[str, Any]:
     """Return the ceilings and a row for each kind of step."""
     bandwidth = measure_bandwidth(num_threads)
     torch.set_num_threads(num_threads)
@@ -118,6 +119,7 @@ def measure(folder: Path, num_threads: int) -> dict[str, Any]:
         device="cpu",
         dtype="bfloat16",
         num_threads=num_threads,
+        quantization=quantization,
     )
     bench = Bench(load_model(folder, config), config, ceilings)
     rows = [bench.decode(batch) for batch in BATCHES] + [bench.prefill(n) for n in PROMPTS]
@@ -134,16 +136,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--model", default="small-8k")
+    parser.add_argument(
+        "--quantization", default="none", help="none, int8 or int4; the floor is bf16's"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
     folder = model_folder(options.model, ROOT / ".pagoda" / "bench-models")
+    command = ["python", "benchmarks/engine/cpu_steps.py", *sys.argv[1:]]
     content: dict[str, Any] = {
-        "provenance": provenance(["python", "benchmarks/engine/cpu_steps.py"]).as_dict(),
+        "provenance": provenance(command).as_dict(),
         "model": options.model,
+        "quantization": options.quantization,
         "runs": [],
     }
     for num_threads in options.threads:
-        run = measure(folder, num_threads)
+        run = measure(folder, num_threads, options.quantization)
         content["runs"].append(run)
         print(
             f"{num_threads} thread(s): {run['read_bytes_per_second'] / 1e9:.1f} GB/s, "
