@@ -142,8 +142,8 @@ static inline int work_on(Threads *threads, int thread, int whose) {
 // The same of all parts, the thread's own first.
 static inline int work(Threads *threads, int thread) {
     int has_worked = 0;
-    for (int i = 0, whose = thread; i < threads->num_threads; i++, whose = whose + 1 < threads->num_threads ? whose + 1 : 0)
-        has_worked |= work_on(threads, thread, whose);
+    for (int i = 0; i < threads->num_threads; i++)
+        has_worked |= work_on(threads, thread, (thread + i) % threads->num_threads);
     return has_worked;
 }
 
