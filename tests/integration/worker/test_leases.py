@@ -85,6 +85,24 @@ async def test_consumer_that_cannot_open_the_pool_gets_payloads(
     assert decode.metric("pagoda_prefill_tokens_total") == 0
 
 
+UNSENT = "Internal error from Core"  # so grpc.aio hides a refusal that overtook a message
+
+
+async def push_refused(
+    fake: FakePrefill,
+    lease: generate_pb2.Lease,
+    messages: list[kv_transfer_pb2.PushRequest],
+    **fields: object,
+) -> grpc.StatusCode:
+    """Push what must be refused, and return what it is refused with."""
+    for _ in range(10):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await fake.push(lease, messages, **fields)
+        if refused.value.details() != UNSENT:
+            break
+    return refused.value.code()
+
+
 async def test_silent_producer_loses_its_lease_and_a_late_push_is_refused(
     cluster: Cluster,
 ) -> None:
@@ -97,9 +115,8 @@ async def test_silent_producer_loses_its_lease_and_a_late_push_is_refused(
     await cluster.idle(decode)
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="lease expired") == 1
     assert (await fake.next_cancel()).request_id == request.generate.request_id
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await fake.push(request.lease, [block_message(0, bytes(fake.block_bytes))])
-    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    late = await push_refused(fake, request.lease, [block_message(0, bytes(fake.block_bytes))])
+    assert late == grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("state", [status_pb2.WORKER_STATE_GONE, None])
@@ -190,9 +207,6 @@ async def test_producer_that_gives_up_is_replaced(cluster: Cluster) -> None:
     assert decode.metric("pagoda_kv_leases_settled_total", outcome="producer gave up") == 1
 
 
-UNSENT = "Internal error from Core"  # so grpc.aio hides a refusal that overtook a message
-
-
 async def push_and_expect(
     cluster: Cluster,
     code: grpc.StatusCode,
@@ -205,13 +219,7 @@ async def push_and_expect(
     request = await fake.next_request()
     messages = [block_message(0, bytes(fake.block_bytes))] if messages is None else messages
 
-    for _ in range(10):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await fake.push(request.lease, messages, **fields)
-        if refused.value.details() != UNSENT:
-            break
-
-    assert refused.value.code() == code
+    assert await push_refused(fake, request.lease, messages, **fields) == code
     if code is grpc.StatusCode.FAILED_PRECONDITION:  # the lease itself was not touched
         await fake.release(request.lease)
     await assert_same_tokens(cluster, answer)
