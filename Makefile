@@ -39,6 +39,8 @@ up: $(STAMP) ## Start the whole system on this machine; Ctrl-C stops it
 	@exec $(BIN)/pagoda up
 
 test: export OMP_NUM_THREADS = 1
+# Where a test has torch take a second thread, that one would spin on a core that others need.
+test: export OMP_WAIT_POLICY = PASSIVE
 test: export PYTHONDONTWRITEBYTECODE = # kept: else every process of every stack compiles Pagoda anew
 # Three processes on two cores: tests of whole stacks wait for a third of their time.
 test: $(DEV_STAMP) ## Run every test that needs no GPU and no Docker

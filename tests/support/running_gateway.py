@@ -27,6 +27,7 @@ from pagoda_runtime.identity import new_worker_id
 from pagoda_runtime.messaging.bus import Bus
 from pagoda_runtime.process.health import Health
 from pagoda_runtime.status import WorkerDirectory
+from support.new_ledger import write_ledger
 from support.scripted_worker import (
     ScriptedRouter,
     ScriptedWorker,
@@ -184,6 +185,8 @@ async def running_gateway(
     common = common.model_copy(update={"model_name": "tiny"})
     values = {**PATIENCE, "bootstrap_api_key": SecretStr(API_KEY), **settings}
     gateway_settings = GatewaySettings(**values)
+    if not gateway_settings.ledger_url.get_secret_value():
+        write_ledger(common.home / "ledger.sqlite")
     router = ScriptedRouter(bus)
     listener = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -25,18 +25,19 @@ class ThreadQueue:
         self._late_share = late_share
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._last_gate = threading.Event()
+        self._is_closing = False
 
     def preparing(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def submit(self, work: Work) -> "ThreadWork":
-        gate = threading.Event()
-        if self._rng.random() >= self._late_share:
+        self._last_gate = gate = threading.Event()
+        if self._rng.random() >= self._late_share or self._is_closing:
             gate.set()
-        self._last_gate = gate
         return ThreadWork(gate, self._thread.submit(_run, gate, work))
 
     def close(self) -> None:
+        self._is_closing = True  # whoever still warms up, in a thread that nobody waits for
         self._last_gate.set()  # of a step that nobody has read; earlier ones were
         self._thread.shutdown()
 

@@ -234,7 +234,7 @@ def _find_or_compile_any(flags: frozenset[str]) -> tuple[Path, str]:
 
 
 def must_be_compiled() -> bool:
-    """Tell whether `native_library` has to compile first, which takes some 20 s."""
+    """Tell whether `native_library` has to compile first, which takes 10 to 20 s."""
     names = _instruction_sets(processor_flags())
     return bool(names) and not any(_found(*_places(name)) for name in names)
 

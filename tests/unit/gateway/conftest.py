@@ -1,16 +1,14 @@
 """A tiny tokenizer for every gateway test; a database of each kind for those that need one."""
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import sqlalchemy as sa
+from support.new_ledger import make_tables, write_ledger
 from support.tiny_tokenizer import write_model_folder
 
-from pagoda_gateway.accounts.database import Database, database_address, open_database
-from pagoda_gateway.accounts.migrate import migrate
+from pagoda_gateway.accounts.database import Database, open_database
 from pagoda_gateway.served_model import ServedModel
 from pagoda_gateway.text.prompts import PromptMaker
 from pagoda_gateway.text.templates.chat_template import ChatTemplate
@@ -60,26 +58,16 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return new
 
 
-@pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger that nobody has used, closed."""
-    path = tmp_path_factory.mktemp("migrated") / "ledger.sqlite"
-    _migrate(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
 def database_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """`url`, or where a test does not ask for it, of a database that was migrated before."""
     if "url" in request.fixturenames:
         yield request.getfixturevalue("url")
     elif kind == "sqlite":
-        (tmp_path / "home").mkdir(mode=0o700)
-        copy = tmp_path / "home" / "ledger.sqlite"
-        shutil.copy(request.getfixturevalue("migrated_sqlite"), copy)
-        yield f"sqlite:///{copy}"
+        write_ledger(path := tmp_path / "home" / "ledger.sqlite")
+        yield f"sqlite:///{path}"
     else:
-        with request.getfixturevalue("postgres").lent(_migrate) as lent:
+        with request.getfixturevalue("postgres").lent(make_tables) as lent:
             yield lent
 
 
@@ -87,7 +75,3 @@ def database_url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> I
 async def database(database_url: str) -> AsyncIterator[Database]:
     async with open_database(database_url) as opened:
         yield opened
-
-
-def _migrate(url: str) -> None:
-    migrate(sa.create_engine(database_address(url), poolclass=sa.NullPool))

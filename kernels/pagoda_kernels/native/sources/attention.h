@@ -92,7 +92,7 @@ static inline __attribute__((always_inline)) void transpose(vuint r[LANES]) {
 
 // Rows of `num_keys` keys -> panel [steps, TILE_KEYS]; keys that are not there become zeros. Meanwhile memory
 // is asked for the `later` rows, a few lines at a time: all at once they would hold up the loads.
-static inline __attribute__((always_inline)) void pack_keys(
+static inline __attribute__((always_inline)) void pack_keys_of(
     const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panel, const int is_bf16,
     const int kind) {
     const long steps = num_steps(width, is_bf16), step_bytes = cache_item(kind, is_bf16) * (is_bf16 ? 2 : 1);
@@ -121,7 +121,7 @@ static inline __attribute__((always_inline)) void pack_keys(
 }
 
 // Rows of keys' values -> panels [D / PANEL][steps of keys, PANEL]; `later` as above, or `rows`: nothing is asked for.
-static inline __attribute__((always_inline)) void pack_values(
+static inline __attribute__((always_inline)) void pack_values_of(
     const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panels, const int is_bf16,
     const int kind) {
     const long key_steps = num_steps(TILE_KEYS, is_bf16), each = TILE_KEYS / key_steps;
@@ -161,11 +161,25 @@ static inline __attribute__((always_inline)) void pack_values(
     }
 }
 
-static inline __attribute__((always_inline)) void pack_tile(
-    const void *const *keys, const void *const *values, const void *const *later_keys, const void *const *later_values,
-    long num_keys, long width, uint32_t *k_panel, uint32_t *v_panels, const int is_bf16, const int kind) {
-    pack_keys(keys, later_keys, num_keys, width, k_panel, is_bf16, kind);
-    pack_values(values, later_values, num_keys, width, v_panels, is_bf16, kind);
+// One of both with `is_bf16` and `kind` as constants.
+#define PACK_KIND(PACK, KIND, ...)               \
+    do {                                         \
+        if (is_bf16) PACK(__VA_ARGS__, 1, KIND); \
+        else PACK(__VA_ARGS__, 0, KIND);         \
+    } while (0)
+#define PACK_ANY_KIND(PACK, ...)                                               \
+    do {                                                                       \
+        if (kind == CACHE_E4M3) PACK_KIND(PACK, CACHE_E4M3, __VA_ARGS__);      \
+        else if (kind == CACHE_INT8) PACK_KIND(PACK, CACHE_INT8, __VA_ARGS__); \
+        else PACK_KIND(PACK, CACHE_AS_ROWS, __VA_ARGS__);                      \
+    } while (0)
+static OUT_OF_LINE void pack_keys(const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panel,
+                                  int is_bf16, int kind) {
+    PACK_ANY_KIND(pack_keys_of, rows, later, num_keys, width, panel);
+}
+static OUT_OF_LINE void pack_values(const void *const *rows, const void *const *later, long num_keys, long width, uint32_t *panels,
+                                    int is_bf16, int kind) {
+    PACK_ANY_KIND(pack_values_of, rows, later, num_keys, width, panels);
 }
 
 #define MAX_WEIGHED 4
@@ -241,15 +255,18 @@ static inline __attribute__((always_inline)) void weigh_rows(
     }
 }
 
-static inline __attribute__((always_inline)) void weigh(const AttentionScratch *s, const Weighing *by, long num_rows,
-                                                        long first_key, long columns, const int is_bf16) {
+static OUT_OF_LINE void weigh(const AttentionScratch *s, const Weighing *by, long num_rows, long first_key, long columns, int is_bf16) {
+#define WEIGH(ROWS)                                                       \
+    do {                                                                  \
+        if (is_bf16) weigh_rows(ROWS, s, by, row, first_key, columns, 1); \
+        else weigh_rows(ROWS, s, by, row, first_key, columns, 0);         \
+    } while (0)
     long row = 0;
-    for (; num_rows - row >= 4 || num_rows - row == 2; row += num_rows - row >= 4 ? 4 : 2) {
-        if (num_rows - row >= 4) weigh_rows(4, s, by, row, first_key, columns, is_bf16);
-        else weigh_rows(2, s, by, row, first_key, columns, is_bf16);
-    }
-    if (num_rows - row == 3) weigh_rows(3, s, by, row, first_key, columns, is_bf16);
-    else if (num_rows - row == 1) weigh_rows(1, s, by, row, first_key, columns, is_bf16);
+    for (; num_rows - row >= 4; row += 4) WEIGH(4);
+    if (num_rows - row == 3) WEIGH(3);
+    else if (num_rows - row == 2) WEIGH(2);
+    else if (num_rows - row == 1) WEIGH(1);
+#undef WEIGH
 }
 
 // Where the keys and values of a tile lie; beyond the last one it stands for the others.
@@ -450,13 +467,9 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
             } else {
                 if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
                 else later = here;
-#define PACK_TILE(KIND)                                                                                \
-    pack_tile(here->keys, here->values, later->keys, later->values, here->num_keys, width, s.k_panel,  \
-              s.v_panel, is_bf16, KIND)
-                if (job->batch->cache_kind == CACHE_E4M3) PACK_TILE(CACHE_E4M3);
-                else if (job->batch->cache_kind == CACHE_INT8) PACK_TILE(CACHE_INT8);
-                else PACK_TILE(CACHE_AS_ROWS);
-#undef PACK_TILE
+                const int kind = job->batch->cache_kind;
+                pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, kind);
+                pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16, kind);
                 attended_product(part.num_rows, steps, s.q, widths.q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
             }
             weigh(&s, &by, part.num_rows, tile, widths.columns, is_bf16);

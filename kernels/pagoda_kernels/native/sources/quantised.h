@@ -328,7 +328,10 @@ QUANTISED_TILES(4, 0, 0)
 QUANTISED_TILES(4, 1, 0)
 QUANTISED_TILES(8, 0, 0)
 QUANTISED_TILES(16, 0, 0)
-#if TAKES_PAIRS
+#if TAKES_AMX  // all pairs
+static const QuantisedTile QUANTISED_TILE_FUNCTIONS[NUM_KINDS][1][TILE_ROWS] = {  // [kind][floats alone][rows - 1]
+    {QUANTISED_ROW(4, 0, 0)}, {QUANTISED_ROW(4, 1, 0)}, {QUANTISED_ROW(8, 0, 0)}, {QUANTISED_ROW(16, 0, 0)}};
+#elif TAKES_PAIRS
 QUANTISED_TILES(4, 0, 1)
 QUANTISED_TILES(4, 1, 1)
 QUANTISED_TILES(8, 0, 1)
@@ -396,7 +399,7 @@ static void quantised_panel_product(
     const uint16_t *levels, int is_bf16, PanelScratch *scratch, const RowsDone *done) {
     const int is_widened = num_rows >= WIDENED_ROWS && (bits == 8 || !TAKES_PAIRS);
     const int kind = is_widened ? WIDENED + has_zeros : bits == 8 ? EIGHT_BITS : FOUR_BITS + has_zeros;
-    const int is_pairs = is_bf16 && TAKES_PAIRS;
+    const int is_pairs = is_bf16 && TAKES_PAIRS && !TAKES_AMX;
     const QuantisedTile *functions = QUANTISED_TILE_FUNCTIONS[kind][is_pairs];
     const RowTiles tiles = row_tiles(num_rows, TILE_ROWS);
     const long each = group_bytes(bits, has_zeros);

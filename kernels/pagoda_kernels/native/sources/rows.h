@@ -40,7 +40,7 @@ typedef struct {
 } NormJob;
 
 // out = norm of x, see NORM_...; sums are 16, along the row.
-static inline __attribute__((always_inline)) void norm_row(
+static inline __attribute__((always_inline)) void norm_row_of(
     const void *x, long from, const void *weight, int kind, long width, float eps, void *out, long to,
     const int is_bf16) {
     vfloat sums = {};
@@ -71,6 +71,12 @@ static inline __attribute__((always_inline)) void norm_row(
         else y = kind == NORM_RMS_OFFSET ? v * (1.0f + w) : vrounded(v, is_bf16) * w;
         vstore_some(out, to + i, left, y, is_bf16);
     }
+}
+
+static OUT_OF_LINE void norm_row(const void *x, long from, const void *weight, int kind, long width, float eps, void *out, long to,
+                                 int is_bf16) {
+    if (is_bf16) norm_row_of(x, from, weight, kind, width, eps, out, to, 1);
+    else norm_row_of(x, from, weight, kind, width, eps, out, to, 0);
 }
 
 static inline __attribute__((always_inline)) void look_up_row(const NormJob *job, long row, const int is_bf16) {

@@ -33,6 +33,9 @@
 #define TILE_REGISTERS 14  // of 16
 #endif
 
+// Of what is long next to a call of it: GCC would make one for each place where it is called, and who installs waits for that.
+#define OUT_OF_LINE __attribute__((noinline))
+
 typedef float vfloat __attribute__((vector_size(4 * LANES)));
 typedef int32_t vint __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vuint __attribute__((vector_size(4 * LANES)));
@@ -283,19 +286,22 @@ static inline void store_any(void *p, long i, float x, int is_bf16) {
     if (is_bf16) ((uint16_t *)p)[i] = round_bf16(x);
     else ((float *)p)[i] = x;
 }
-// As above, of an array that ends after `left` elements, one at least; beyond them there are zeros.
-static inline vfloat vload_some(const void *p, long i, long left, int is_bf16) {
-    if (left >= LANES) return vload_any(p, i, is_bf16);
+// The last elements of a row that is no whole vectors.
+static OUT_OF_LINE vfloat vload_rest(const void *p, long i, long left, int is_bf16) {
     float x[LANES] = {0};
     for (long j = 0; j < left; j++) x[j] = load_any(p, i + j, is_bf16);
     return vload(x);
 }
-static inline void vstore_some(void *p, long i, long left, vfloat x, int is_bf16) {
-    if (left >= LANES) {
-        vstore_any(p, i, x, is_bf16);
-        return;
-    }
+static OUT_OF_LINE void vstore_rest(void *p, long i, long left, vfloat x, int is_bf16) {
     for (long j = 0; j < left; j++) store_any(p, i + j, x[j], is_bf16);
+}
+// As above, of an array that ends after `left` elements, one at least; beyond them there are zeros.
+static inline vfloat vload_some(const void *p, long i, long left, int is_bf16) {
+    return left >= LANES ? vload_any(p, i, is_bf16) : vload_rest(p, i, left, is_bf16);
+}
+static inline void vstore_some(void *p, long i, long left, vfloat x, int is_bf16) {
+    if (left >= LANES) vstore_any(p, i, x, is_bf16);
+    else vstore_rest(p, i, left, x, is_bf16);
 }
 // To the dtype and back.
 static inline vfloat vrounded(vfloat x, int is_bf16) {

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 from support.clocks import Now
+from support.new_ledger import write_ledger
 from support.servers import Server
 
 from pagoda_gateway.accounts.database import Database, open_database
@@ -28,5 +29,6 @@ async def client(redis: Server) -> AsyncIterator[Redis]:
 
 @pytest_asyncio.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    async with open_database(f"sqlite:///{tmp_path}/ledger.sqlite") as opened:
+    write_ledger(path := tmp_path / "ledger.sqlite")
+    async with open_database(f"sqlite:///{path}") as opened:
         yield opened
