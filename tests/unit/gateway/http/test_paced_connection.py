@@ -212,20 +212,38 @@ async def test_a_body_of_known_length_that_was_answered_early_has_an_end() -> No
         writer.close()
 
 
+class Clock:
+    """The event loop's, which can be put forward: nothing here waits for a timer.
+
+    Attributes:
+        ahead: of the real time, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    async def forward(self, seconds: float) -> None:
+        """Have so much time pass, and whatever is due done."""
+        self.ahead += seconds + 0.001  # timers are as exact as the real clock
+        for _ in range(3):  # turns: timers become due, are called, and what they ended is told so
+            await asyncio.sleep(0)
+
+
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads, and rests of bodies, have little time."""
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "REST_SECONDS", 0.05)
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock, loop = Clock(), asyncio.get_running_loop()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + clock.ahead)
+    return clock
 
 
-async def time_of_a_head(server: Server) -> None:
-    """Return when a head that begins now would have been too slow."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET")
-    with contextlib.suppress(ConnectionResetError):
-        await reader.read()
-    writer.close()
+async def send_all(server: Server, writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send on the server's only connection, and return when it has come."""
+    (served,) = server.http.server_state.connections
+    end = served._num_received + len(data)
+    writer.write(data)
+    while served._num_received < end:  # noqa: ASYNC110 - another turn of the loop, no time
+        await asyncio.sleep(0)
 
 
 async def answered_early(server: Server, *, length: int | None, first: bytes = POST) -> Client:
@@ -238,22 +256,15 @@ async def answered_early(server: Server, *, length: int | None, first: bytes = P
     return reader, writer
 
 
-async def send_until(writer: asyncio.StreamWriter, piece: bytes, end: asyncio.Future[None]) -> None:
-    while not end.done():
-        writer.write(piece)
-        await writer.drain()
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("behind", [GET[:5], b""])
 async def test_a_connection_is_idle_after_a_body_that_was_answered_early(
-    soon: None, behind: bytes
+    clock: Clock, behind: bytes
 ) -> None:
     async with serving(reads=False) as server:
         reader, writer = await answered_early(server, length=1_000_000)
-        writer.write(b"x" * 1_000_000 + behind)
-        await writer.drain()
-        await time_of_a_head(server)
+        await send_all(server, writer, b"x" * 1_000_000 + behind)
+        await clock.forward(connection.HEAD_SECONDS)
+        await clock.forward(connection.LAST_LOOK_SECONDS)
         if behind:  # a head has begun: that has its time, as any other
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
@@ -277,29 +288,27 @@ async def test_a_connection_ends_that_is_idle_for_long_after_such_a_body(
 
 @pytest.mark.parametrize("length", [1 << 40, None])
 async def test_a_body_that_was_answered_early_may_come_for_long(
-    soon: None, length: int | None
+    clock: Clock, length: int | None
 ) -> None:
-    piece = PIECE if length else b"%x\r\n%b\r\n" % (len(PIECE), PIECE)
+    piece = b"x" * int(connection.REST_SECONDS * connection.MIN_BYTES_PER_SECOND)
+    if length is None:
+        piece = b"%x\r\n%b\r\n" % (len(piece), piece)
     async with serving(reads=False) as server:
         _, writer = await answered_early(server, length=length)
-
-        async def some_time() -> None:
-            for _ in range(4):
-                await time_of_a_head(server)
-
-        async with asyncio.TaskGroup() as tasks:
-            await send_until(writer, piece, tasks.create_task(some_time()))
-        assert len(server.http.server_state.connections) == 1
+        for _ in range(4):
+            await send_all(server, writer, piece)
+            await clock.forward(connection.REST_SECONDS)
+            assert len(server.http.server_state.connections) == 1
         writer.close()
 
 
 @pytest.mark.parametrize("length", [1 << 40, None])
 @pytest.mark.parametrize(
     ("limit", "num_pieces"),
-    [("MAX_DISCARDED_BYTES", 1), ("MIN_BYTES_PER_SECOND", 1), (None, 1), (None, 0)],
+    [("MAX_DISCARDED_BYTES", 1000), ("MIN_BYTES_PER_SECOND", 1000), (None, 1000), (None, 0)],
 )
 async def test_a_body_that_was_answered_early_has_bounds(
-    soon: None,
+    clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     length: int | None,
     limit: str | None,
@@ -309,13 +318,12 @@ async def test_a_body_that_was_answered_early_has_bounds(
         monkeypatch.setattr(connection, limit, {"MAX": 2000, "MIN": 1 << 50}[limit[:3]])
     async with serving(reads=False) as server:
         _, writer = await answered_early(server, length=length)
-        writer.write(PIECE * num_pieces)
-        if limit:
-            with pytest.raises(ConnectionError):
-                await send_until(writer, PIECE, asyncio.Future())
-        else:  # nothing more comes
-            while server.http.server_state.connections:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await send_all(server, writer, PIECE * num_pieces)
+        await clock.forward(connection.REST_SECONDS)
+        is_there = bool(server.http.server_state.connections)
+        assert is_there == (limit is None and num_pieces > 0)
+        await clock.forward(connection.REST_SECONDS)  # nothing more has come
+        assert not server.http.server_state.connections
         writer.close()
 
 
