@@ -97,10 +97,16 @@ static inline long amx_block_bytes(long row, long num_rows) {
     return (num_rows - row < AMX_GROUP ? num_rows - row : AMX_GROUP) * AMX_ROW_BYTES;
 }
 
+// Bytes from where x lies to number `column` of a row.
+static inline long amx_place(long row, long num_rows, long blocks, long column) {
+    const long first = row / AMX_GROUP * AMX_GROUP;
+    return (first * blocks + row - first) * AMX_ROW_BYTES + column / AMX_WIDTH * amx_block_bytes(first, num_rows) + column % AMX_WIDTH * 2;
+}
+
 // Row `row` of `num_rows`, of bf16, to its places in `x`.
 static inline void copy_to_blocks(const void *from, long width, char *x, long row, long num_rows) {
-    const long blocks = amx_blocks(width), first = row / AMX_GROUP * AMX_GROUP, block_bytes = amx_block_bytes(first, num_rows);
-    char *to = x + first * blocks * AMX_ROW_BYTES + (row - first) * AMX_ROW_BYTES;
+    const long blocks = amx_blocks(width), block_bytes = amx_block_bytes(row / AMX_GROUP * AMX_GROUP, num_rows);
+    char *to = x + amx_place(row, num_rows, blocks, 0);
     for (long block = 0; block < blocks; block++, to += block_bytes) {
         const long left = width - block * AMX_WIDTH, bytes = left < AMX_WIDTH ? 2 * left : AMX_ROW_BYTES;
         if (bytes < AMX_ROW_BYTES) memset(to, 0, AMX_ROW_BYTES);

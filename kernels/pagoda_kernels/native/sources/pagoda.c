@@ -243,7 +243,7 @@ static void project(Threads *threads, const Decoder *decoder, const Layer *layer
     const long first_panel = leaves_q ? q_width / PANEL : 0;
     const long end_panel = leaves_kv ? (q_width + PANEL - 1) / PANEL : num_panels(layer->qkv);
     product_of_panels(threads, layer->qkv, first_panel, end_panel, step->hidden, rows->count, step->qkv,
-                      rows->adapters, step->shrunk);
+                      rows->adapters, step->shrunk, 0, 0);
     const RotaryJob job = {
         .shape = shape, .batch = batch, .qkv = step->qkv, .positions = rows->positions,
         .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
@@ -366,10 +366,12 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (layer->experts && !layer->dense_out_norm) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, rows.count, step->hidden, step->experts_room);
         } else {
+            const int is_placed = may_place_y(layer->down, rows.count, rows.adapters);
+            void *inner = is_placed ? placed_y(threads) : step->inner;
             fetch_if_due(&threads->upcoming, down_room + qkv_room);
-            product(threads, layer->gate_up, step->hidden, rows.count, step->inner, rows.adapters, shrunk);
+            product_to(threads, layer->gate_up, step->hidden, rows.count, inner, rows.adapters, shrunk, 0, is_placed);
             fetch_if_due(&threads->upcoming, qkv_room);
-            product(threads, layer->down, step->inner, rows.count, step->hidden, rows.adapters, shrunk);
+            product_to(threads, layer->down, inner, rows.count, step->hidden, rows.adapters, shrunk, is_placed, 0);
         }
         norm_job.x = step->hidden;
         norm_job.x_weight = layer->feed_forward_out_norm;

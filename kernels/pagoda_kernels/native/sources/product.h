@@ -340,6 +340,8 @@ typedef struct {
     const void *x;  // [rows, K], see place_row
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
+    long placed_rows;  // those of y, which lies as products by AMX take x; 0: it lies by rows
+    long first_y_row;  // of those, the first one here
     long first_panel, end_panel;
     long num_rows;
     long num_chunks;
@@ -348,7 +350,9 @@ typedef struct {
     Threads *threads;
 } ProductJob;
 
-static inline vfloat silu(vfloat x) { return x / (1.0f + vexp(-x)); }
+static inline vfloat silu(vfloat x, const int is_bf16) {
+    return is_bf16 ? vdivided_for_bf16(x, 1.0f + vexp_for_bf16(-x)) : x / (1.0f + vexp(-x));
+}
 
 // By the approximation with tanh(u): (1 + tanh(u)) / 2 is the sigmoid of 2 u.
 static inline vfloat gelu_tanh(vfloat x) { return x / (1.0f + vexp(-x * (1.59576912f + 0.0713548163f * x * x))); }
@@ -366,25 +370,27 @@ static inline vfloat gelu(vfloat x) {
     return x * vselect(x < 0.0f, tail, 1.0f - tail);
 }
 
-static inline vfloat activated(const Linear *linear, vfloat x) {
-    if (linear->gate == GATE_SILU) return silu(x);
+static inline vfloat activated(const Linear *linear, vfloat x, const int is_bf16) {
+    if (linear->gate == GATE_SILU) return silu(x, is_bf16);
     return linear->gate == GATE_GELU_TANH ? gelu_tanh(x) : gelu(x);
 }
 
 // One result of gate and up, both rounded already; rounded where the separate operators round.
 static inline vfloat gated(const Linear *linear, vfloat gate, vfloat up, const int is_bf16) {
-    if (linear->gate != GATE_CLAMPED) return vrounded(activated(linear, gate), is_bf16) * up;
+    if (linear->gate != GATE_CLAMPED) return vrounded(activated(linear, gate, is_bf16), is_bf16) * up;
     const vfloat low = vset(-linear->gate_limit);
     gate = -vmax(low, -gate);
     up = -vmax(low, -vmax(low, up));
     return gate / (1.0f + vexp(-linear->gate_alpha * gate)) * (up + 1.0f);
 }
 
+// Outputs of rows from `first_row` of a job on.
 static inline __attribute__((always_inline)) void finish_rows(
-    const Linear *linear, float *sums, long panel, long num_rows, void *y, long y_stride, const int is_bf16) {
-    const long each = panel_outputs(linear), first = panel * each;
+    const ProductJob *job, float *sums, long panel, long first_row, long num_rows, const int is_bf16) {
+    const Linear *linear = job->linear;
+    const long each = panel_outputs(linear), first = panel * each, placed_rows = job->placed_rows;
     const long left = linear->num_outputs - first, used = left < each ? left : each;
-    for (long row = 0; row < num_rows; row++, sums += PANEL) {
+    for (long row = first_row; row < first_row + num_rows; row++, sums += PANEL) {
         if (linear->bias)
             for (long j = 0; j < used; j++)
                 for (long half = 0; half < PANEL / each; half++)
@@ -396,11 +402,18 @@ static inline __attribute__((always_inline)) void finish_rows(
             }
         if (linear->is_activated)
             for (long j = 0; j < PANEL; j += LANES)
-                vstore(sums + j, activated(linear, vrounded(vload(sums + j), is_bf16)));
-        const long to = row * y_stride + first;
+                vstore(sums + j, activated(linear, vrounded(vload(sums + j), is_bf16), is_bf16));
+        if (placed_rows) {  // blocks are whole
+            char *to = (char *)job->y + amx_place(job->first_y_row + row, placed_rows, amx_blocks(linear->num_outputs), first);
+            const long block_bytes = amx_block_bytes((job->first_y_row + row) / AMX_GROUP * AMX_GROUP, placed_rows);
+            for (long j = 0; j < used; j += AMX_WIDTH, to += block_bytes)
+                for (long i = 0; i < AMX_WIDTH; i += LANES) vstore_any(to, i, vload(sums + j + i), is_bf16);
+            continue;
+        }
+        const long to = row * job->y_stride + first;
         long j = 0;
-        for (; j + LANES <= used; j += LANES) vstore_any(y, to + j, vload(sums + j), is_bf16);
-        for (; j < used; j++) store_any(y, to + j, sums[j], is_bf16);
+        for (; j + LANES <= used; j += LANES) vstore_any(job->y, to + j, vload(sums + j), is_bf16);
+        for (; j < used; j++) store_any(job->y, to + j, sums[j], is_bf16);
     }
 }
 
@@ -490,9 +503,8 @@ static void end_rows(const RowsDone *done, long row, long end) {
         if (is_bf16) expand_rows(lora, job->adapters + first, shrunk, num_rows, ending->panel, outputs, each, sums, 1);
         else expand_rows(lora, job->adapters + first, shrunk, num_rows, ending->panel, outputs, each, sums, 0);
     }
-    void *y = (void *)at(job->y, first * job->y_stride, is_bf16);
-    if (is_bf16) finish_rows(linear, sums, ending->panel, num_rows, y, job->y_stride, 1);
-    else finish_rows(linear, sums, ending->panel, num_rows, y, job->y_stride, 0);
+    if (is_bf16) finish_rows(job, sums, ending->panel, first, num_rows, 1);
+    else finish_rows(job, sums, ending->panel, first, num_rows, 0);
 }
 
 // The first row of a chunk. Those of AMX begin with a group.
@@ -596,26 +608,36 @@ static void place_rows(Threads *threads, const Linear *linear, const void *x, lo
     in_parallel(threads, place_task, &job, (num_rows + each - 1) / each);
 }
 
+// Where y may be placed for another product, by AMX: behind what x of one takes of that room.
+static inline void *placed_y(Threads *threads) { return (char *)threads->wide_x + WIDE_NUMBERS * 2; }
+
+// Whether y of some rows may be, for `next`. Adapters take x by rows.
+static inline int may_place_y(const Linear *next, long num_rows, const int32_t *adapters) {
+    return takes_amx(next->is_bf16) && next->width % AMX_WIDTH == 0 && !(adapters && next->lora) &&
+        num_rows * next->width * 2 + AMX_ROOM <= WIDE_NUMBERS * 2;
+}
+
 // Outputs of panels [first_panel, end_panel), others stay as they are. adapters: of each row, see ProductJob; shrunk: room
-// for `shrunk_width` of each row, if there are some.
+// for `shrunk_width` of each row, if there are some. is_placed: x is, by whoever was told `places_y`.
 static void product_of_panels(
     Threads *threads, const Linear *linear, long first_panel, long end_panel, const void *x, long num_rows, void *y,
-    const int32_t *adapters, float *shrunk) {
+    const int32_t *adapters, float *shrunk, int is_placed, int places_y) {
     const int is_bf16 = linear->is_bf16;
     if (!linear->lora) adapters = NULL;
     if (adapters) {
         ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, is_bf16};
         shrink(threads, &job);
     }
-    const long most = places_x(is_bf16) ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
+    const long most = places_x(is_bf16) && !is_placed ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
-                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
+                          .y = places_y ? y : (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
+                          .placed_rows = places_y ? num_rows : 0, .first_y_row = row,
                           .first_panel = first_panel, .end_panel = end_panel,
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
         if (adapters) job.adapters = adapters + row, job.shrunk = shrunk + row * shrunk_width(linear->lora);
-        if (places_x(is_bf16)) {
+        if (places_x(is_bf16) && !is_placed) {
             place_rows(threads, linear, job.x, job.num_rows, threads->wide_x);
             job.x = threads->wide_x;
         }
@@ -623,10 +645,16 @@ static void product_of_panels(
     }
 }
 
+static void product_to(
+    Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
+    float *shrunk, int is_placed, int places_y) {
+    product_of_panels(threads, linear, 0, num_panels(linear), x, num_rows, y, adapters, shrunk, is_placed, places_y);
+}
+
 static void product(
     Threads *threads, const Linear *linear, const void *x, long num_rows, void *y, const int32_t *adapters,
     float *shrunk) {
-    product_of_panels(threads, linear, 0, num_panels(linear), x, num_rows, y, adapters, shrunk);
+    product_to(threads, linear, x, num_rows, y, adapters, shrunk, 0, 0);
 }
 
 void pagoda_product(

@@ -238,6 +238,18 @@ static inline vfloat vexp_for_bf16(vfloat x) {
 #endif
 }
 
+// x / y for what is rounded to bf16: to 2^-26; of y beyond 2^126 it is x * 0. Divided where there is no AVX-512.
+static inline vfloat vdivided_for_bf16(vfloat x, vfloat y) {
+#if defined(__AVX512F__)
+    const vfloat guess = (vfloat)_mm512_rcp14_ps((__m512)y), error = vfma(-guess, y, vset(1.0f));
+    // Of a guess of nothing there is no error: 0 times infinity is none.
+    const __mmask16 is_finite = _mm512_cmp_ps_mask((__m512)guess, (__m512){}, _CMP_NEQ_UQ);
+    return x * (vfloat)_mm512_mask_fmadd_ps((__m512)guess, is_finite, (__m512)error, (__m512)guess);
+#else
+    return x / y;
+#endif
+}
+
 static inline uint16_t round_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
