@@ -179,7 +179,7 @@ int64_t pagoda_scratch_bytes(const AttentionShape *shape) {
 // A layer's experts beside its dense part, of which step->hidden has the sum; `job` adds both to the residual.
 static void experts_beside(Threads *threads, const Layer *layer, const Step *step, NormJob *job) {
     NormJob in = *job;
-    in.x = NULL;
+    in.x = NULL, in.placed_for = NULL;
     in.weight = layer->experts_in_norm, in.out = step->experts_x;
     norm(threads, &in);
     in.weight = layer->router_norm, in.out = step->router_x, in.kind = NORM_RMS;
@@ -196,6 +196,8 @@ static void told(Threads *threads, const Layer *layer, const Step *step, long in
                  const int64_t *tokens, NormJob *job, float *shrunk) {
     const long width = layer->input_gate->num_outputs;
     const void *next_weight = job->weight;
+    const Linear *next_placed = job->placed_for;
+    job->placed_for = NULL;
     job->weight = NULL;  // step->hidden is the residual then
     norm(threads, job);
     product(threads, layer->input_gate, step->hidden, job->num_rows, step->inner, NULL, shrunk);
@@ -206,7 +208,7 @@ static void told(Threads *threads, const Layer *layer, const Step *step, long in
     product(threads, layer->input_projection, step->inner, job->num_rows, step->hidden, NULL, shrunk);
     job->x_weight = layer->input_out_norm;
     job->beside = job->beside_weight = job->sum_weight = NULL;
-    job->weight = next_weight;
+    job->weight = next_weight, job->placed_for = next_placed;
 }
 
 // Whether the wanted rows are the last ones of sequences, in order; where those of each begin is noted.
@@ -235,15 +237,15 @@ static void gather_rows(const void *rows, const int64_t *wanted, long num_wanted
         memmove((char *)out + (size_t)i * row_bytes, (const char *)rows + (size_t)wanted[i] * row_bytes, row_bytes);
 }
 
-// Q, K and V of what attention reads: Q to step->qkv, K and V to the cache; or one of both alone.
+// Q, K and V of what attention reads: Q to step->qkv, K and V to the cache; or one of both alone. is_placed: what it reads is.
 static void project(Threads *threads, const Decoder *decoder, const Layer *layer, const Step *step, const Batch *batch,
-                    const Caches *caches, const Rows *rows, int leaves_q, int leaves_kv) {
+                    const Caches *caches, const Rows *rows, int is_placed, int leaves_q, int leaves_kv) {
     const AttentionShape *shape = layer->shape;
     const long q_width = shape->num_heads * shape->head_dim;
     const long first_panel = leaves_q ? q_width / PANEL : 0;
     const long end_panel = leaves_kv ? (q_width + PANEL - 1) / PANEL : num_panels(layer->qkv);
-    product_of_panels(threads, layer->qkv, first_panel, end_panel, step->hidden, rows->count, step->qkv,
-                      rows->adapters, step->shrunk, 0, 0);
+    product_of_panels(threads, layer->qkv, first_panel, end_panel, is_placed ? placed_x(threads) : step->hidden, rows->count,
+                      step->qkv, rows->adapters, step->shrunk, is_placed, 0);
     const RotaryJob job = {
         .shape = shape, .batch = batch, .qkv = step->qkv, .positions = rows->positions,
         .cos_sin = layer->cos_sin, .rotary_dim = layer->rotary_dim, .q_norm = layer->q_norm,
@@ -253,6 +255,11 @@ static void project(Threads *threads, const Decoder *decoder, const Layer *layer
         .clip = layer->qkv_clip, .v_norm = layer->v_norm, .is_q_alone = layer->is_q_alone,
         .leaves_q = leaves_q, .leaves_kv = leaves_kv};
     rotary(threads, &job);
+}
+
+// The product for which a norm's rows are to be placed; NULL: none.
+static inline const Linear *to_place(const Linear *next, const Rows *rows) {
+    return next && may_place_x(next, rows->count, rows->adapters) ? next : NULL;
 }
 
 // Tasks of attention, and of what layers they are.
@@ -282,7 +289,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
     NormJob norm_job = {.residual = rows.residual, .out = step->hidden, .num_rows = rows.count,
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
-                        .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1};
+                        .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1, .placed = placed_x(threads)};
+    const Linear *placed = NULL;  // for which step->hidden is placed
     if (first == 0) {
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
@@ -293,6 +301,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         look_up.positions = step->positions;
         look_up.x_weight = decoder->embedding_norm;
         look_up.weight = decoder->layers[0].input_norm;
+        look_up.placed_for = placed = to_place(decoder->layers[0].qkv, &rows);
         norm(threads, &look_up);
     }
     int is_cut = 0;
@@ -302,7 +311,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         const Caches caches = caches_of(step, i, is_bf16);
         const int is_last = i == decoder->num_layers - 1;
         if (!has_latents && i == last_kv && drops_early) {
-            project(threads, decoder, layer, step, batch_of(step, i), &caches, &rows, 1, 0);
+            project(threads, decoder, layer, step, batch_of(step, i), &caches, &rows, placed != NULL, 1, 0);
+            placed = NULL;
             if (!num_wanted) break;  // its KV was all that was wanted
             rows = wanted_rows(step);
             gather_rows(step->hidden, rows.tokens, rows.count, (size_t)hidden_size * item, step->hidden);
@@ -335,7 +345,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             if (is_last && !num_wanted) break;
             attention_to_latents(threads, &job, rows.adapters, shrunk);
         } else {
-            project(threads, decoder, layer, step, &batch, &caches, &rows, 0, is_dropped || layer->is_q_alone);
+            project(threads, decoder, layer, step, &batch, &caches, &rows, placed != NULL, 0, is_dropped || layer->is_q_alone);
             forget_upcoming(&threads->upcoming);
             attention(threads, &attention_job);
         }
@@ -352,6 +362,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         norm_job.residual = rows.residual, norm_job.num_rows = rows.count;
         void *attention_out = decoder->is_parallel ? step->beside : step->hidden;
         product(threads, layer->output, attended, rows.count, attention_out, rows.adapters, shrunk);
+        const int is_dense = !layer->experts || layer->dense_out_norm;
+        norm_job.placed_for = placed = is_dense ? to_place(layer->gate_up, &rows) : NULL;
         norm_job.weight = layer->post_attention_norm;
         if (!decoder->is_parallel) {
             norm_job.x = step->hidden;
@@ -362,14 +374,17 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             if (!norm_job.weight) norm_job.weight = layer->input_norm;
             norm_job.x = NULL;
             norm(threads, &norm_job);
+        } else {
+            placed = NULL;
         }
-        if (layer->experts && !layer->dense_out_norm) {
+        if (!is_dense) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, rows.count, step->hidden, step->experts_room);
         } else {
             const int is_placed = may_place_y(layer->down, rows.count, rows.adapters);
             void *inner = is_placed ? placed_y(threads) : step->inner;
             fetch_if_due(&threads->upcoming, down_room + qkv_room);
-            product_to(threads, layer->gate_up, step->hidden, rows.count, inner, rows.adapters, shrunk, 0, is_placed);
+            product_to(threads, layer->gate_up, placed ? placed_x(threads) : step->hidden, rows.count, inner, rows.adapters, shrunk,
+                       placed != NULL, is_placed);
             fetch_if_due(&threads->upcoming, qkv_room);
             product_to(threads, layer->down, inner, rows.count, step->hidden, rows.adapters, shrunk, is_placed, 0);
         }
@@ -377,6 +392,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.beside_weight = layer->attention_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
+        norm_job.placed_for = placed = next ? to_place(next->qkv, &rows) : NULL;
         NormJob last_job = norm_job;
         if (layer->dense_out_norm) experts_beside(threads, layer, step, &last_job);
         if (layer->input_gate)

@@ -608,17 +608,25 @@ static void place_rows(Threads *threads, const Linear *linear, const void *x, lo
     in_parallel(threads, place_task, &job, (num_rows + each - 1) / each);
 }
 
-// Where y may be placed for another product, by AMX: behind what x of one takes of that room.
+// Rows whose x has room where it is placed.
+static inline long most_placed(const Linear *linear) { return WIDE_NUMBERS / x_room(linear->width, linear->is_bf16); }
+
+// Where x of the next product may be placed before it, and whether it may. Adapters take x by rows.
+static inline void *placed_x(Threads *threads) { return threads->wide_x; }
+static inline int may_place_x(const Linear *linear, long num_rows, const int32_t *adapters) {
+    return places_x(linear->is_bf16) && num_rows <= most_placed(linear) && !(adapters && linear->lora);
+}
+
+// The same of y of that product, for the one behind it: by AMX, behind what x takes of that room.
 static inline void *placed_y(Threads *threads) { return (char *)threads->wide_x + WIDE_NUMBERS * 2; }
 
-// Whether y of some rows may be, for `next`. Adapters take x by rows.
 static inline int may_place_y(const Linear *next, long num_rows, const int32_t *adapters) {
-    return takes_amx(next->is_bf16) && next->width % AMX_WIDTH == 0 && !(adapters && next->lora) &&
+    return takes_amx(next->is_bf16) && next->width % AMX_WIDTH == 0 && may_place_x(next, num_rows, adapters) &&
         num_rows * next->width * 2 + AMX_ROOM <= WIDE_NUMBERS * 2;
 }
 
 // Outputs of panels [first_panel, end_panel), others stay as they are. adapters: of each row, see ProductJob; shrunk: room
-// for `shrunk_width` of each row, if there are some. is_placed: x is, by whoever was told `places_y`.
+// for `shrunk_width` of each row, if there are some. is_placed: x is; places_y: y is to be.
 static void product_of_panels(
     Threads *threads, const Linear *linear, long first_panel, long end_panel, const void *x, long num_rows, void *y,
     const int32_t *adapters, float *shrunk, int is_placed, int places_y) {
@@ -628,7 +636,7 @@ static void product_of_panels(
         ShrinkJob job = {linear->lora, x, adapters, shrunk, num_rows, linear->width, is_bf16};
         shrink(threads, &job);
     }
-    const long most = places_x(is_bf16) && !is_placed ? WIDE_NUMBERS / x_room(linear->width, is_bf16) : num_rows;
+    const long most = places_x(is_bf16) && !is_placed ? most_placed(linear) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
                           .y = places_y ? y : (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,

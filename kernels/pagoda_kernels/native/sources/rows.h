@@ -27,6 +27,8 @@ typedef struct {
     void *residual;         // [T, width]: x is added to it; with token_ids it is set
     const void *weight;     // [width]; NULL: out is the residual
     void *out;              // [T, width]
+    const Linear *placed_for;  // out is placed as well, see `placed_x`, for a product by that; NULL: it is not
+    void *placed;
     int64_t num_rows;
     int64_t width;
     float eps;
@@ -129,6 +131,7 @@ static inline __attribute__((always_inline)) void norm_rows(const NormJob *job, 
         else if (job->x) add_row(job, row, is_bf16);
         if (job->weight) norm_row(job->residual, at_row, job->weight, job->kind, width, job->eps, job->out, at_row, is_bf16);
         else memcpy((void *)at(job->out, at_row, is_bf16), at(job->residual, at_row, is_bf16), (size_t)width * (is_bf16 ? 2 : 4));
+        if (job->placed_for) place_row(job->placed_for, at(job->out, at_row, is_bf16), job->placed, row, job->num_rows);
     }
 }
 
