@@ -617,12 +617,13 @@ static inline int may_place_x(const Linear *linear, long num_rows, const int32_t
     return places_x(linear->is_bf16) && num_rows <= most_placed(linear) && !(adapters && linear->lora);
 }
 
-// The same of y of that product, for the one behind it: by AMX, behind what x takes of that room.
-static inline void *placed_y(Threads *threads) { return (char *)threads->wide_x + WIDE_NUMBERS * 2; }
+// The same of y of that product, for the one behind it: by AMX, behind what x takes of that room; half a page further, lest stores
+// to the first rows' y hold up loads of their x.
+static inline void *placed_y(Threads *threads) { return (char *)threads->wide_x + WIDE_NUMBERS * 2 + AMX_ROOM; }
 
 static inline int may_place_y(const Linear *next, long num_rows, const int32_t *adapters) {
     return takes_amx(next->is_bf16) && next->width % AMX_WIDTH == 0 && may_place_x(next, num_rows, adapters) &&
-        num_rows * next->width * 2 + AMX_ROOM <= WIDE_NUMBERS * 2;
+        num_rows * next->width * 2 + 2 * AMX_ROOM <= WIDE_NUMBERS * 2;
 }
 
 // Outputs of panels [first_panel, end_panel), others stay as they are. adapters: of each row, see ProductJob; shrunk: room
