@@ -380,7 +380,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         if (!is_dense) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, rows.count, step->hidden, step->experts_room);
         } else {
-            const int is_placed = may_place_y(layer->down, rows.count, rows.adapters);
+            const int is_placed = may_place_y(layer->gate_up, layer->down, rows.count, rows.adapters);
             void *inner = is_placed ? placed_y(threads) : step->inner;
             fetch_if_due(&threads->upcoming, down_room + qkv_room);
             product_to(threads, layer->gate_up, placed ? placed_x(threads) : step->hidden, rows.count, inner, rows.adapters, shrunk,

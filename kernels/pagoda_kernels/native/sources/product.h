@@ -340,8 +340,7 @@ typedef struct {
     const void *x;  // [rows, K], see place_row
     void *y;        // [rows, N]
     long y_stride;  // elements from one row of y to the next
-    long placed_rows;  // those of y, which lies as products by AMX take x; 0: it lies by rows
-    long first_y_row;  // of those, the first one here
+    int places_y;   // as products by AMX take x
     long first_panel, end_panel;
     long num_rows;
     long num_chunks;
@@ -388,7 +387,7 @@ static inline vfloat gated(const Linear *linear, vfloat gate, vfloat up, const i
 static inline __attribute__((always_inline)) void finish_rows(
     const ProductJob *job, float *sums, long panel, long first_row, long num_rows, const int is_bf16) {
     const Linear *linear = job->linear;
-    const long each = panel_outputs(linear), first = panel * each, placed_rows = job->placed_rows;
+    const long each = panel_outputs(linear), first = panel * each;
     const long left = linear->num_outputs - first, used = left < each ? left : each;
     for (long row = first_row; row < first_row + num_rows; row++, sums += PANEL) {
         if (linear->bias)
@@ -403,9 +402,9 @@ static inline __attribute__((always_inline)) void finish_rows(
         if (linear->is_activated)
             for (long j = 0; j < PANEL; j += LANES)
                 vstore(sums + j, activated(linear, vrounded(vload(sums + j), is_bf16), is_bf16));
-        if (placed_rows) {  // blocks are whole
-            char *to = (char *)job->y + amx_place(job->first_y_row + row, placed_rows, amx_blocks(linear->num_outputs), first);
-            const long block_bytes = amx_block_bytes((job->first_y_row + row) / AMX_GROUP * AMX_GROUP, placed_rows);
+        if (TAKES_AMX && job->places_y) {  // blocks are whole
+            char *to = (char *)job->y + amx_place(row, job->num_rows, amx_blocks(linear->num_outputs), first);
+            const long block_bytes = amx_block_bytes(row / AMX_GROUP * AMX_GROUP, job->num_rows);
             for (long j = 0; j < used; j += AMX_WIDTH, to += block_bytes)
                 for (long i = 0; i < AMX_WIDTH; i += LANES) vstore_any(to, i, vload(sums + j + i), is_bf16);
             continue;
@@ -621,9 +620,9 @@ static inline int may_place_x(const Linear *linear, long num_rows, const int32_t
 // to the first rows' y hold up loads of their x.
 static inline void *placed_y(Threads *threads) { return (char *)threads->wide_x + WIDE_NUMBERS * 2 + AMX_ROOM; }
 
-static inline int may_place_y(const Linear *next, long num_rows, const int32_t *adapters) {
+static inline int may_place_y(const Linear *linear, const Linear *next, long num_rows, const int32_t *adapters) {
     return takes_amx(next->is_bf16) && next->width % AMX_WIDTH == 0 && may_place_x(next, num_rows, adapters) &&
-        num_rows * next->width * 2 + 2 * AMX_ROOM <= WIDE_NUMBERS * 2;
+        num_rows <= most_placed(linear) && num_rows * next->width * 2 + 2 * AMX_ROOM <= WIDE_NUMBERS * 2;
 }
 
 // Outputs of panels [first_panel, end_panel), others stay as they are. adapters: of each row, see ProductJob; shrunk: room
@@ -640,8 +639,7 @@ static void product_of_panels(
     const long most = places_x(is_bf16) && !is_placed ? most_placed(linear) : num_rows;
     for (long row = 0; row < num_rows; row += most) {
         ProductJob job = {.linear = linear, .x = at(x, row * linear->width, is_bf16),
-                          .y = places_y ? y : (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs,
-                          .placed_rows = places_y ? num_rows : 0, .first_y_row = row,
+                          .y = (void *)at(y, row * linear->num_outputs, is_bf16), .y_stride = linear->num_outputs, .places_y = places_y,
                           .first_panel = first_panel, .end_panel = end_panel,
                           .num_rows = num_rows - row < most ? num_rows - row : most, .threads = threads};
         job.num_chunks = num_chunks(job.num_rows);
