@@ -270,7 +270,7 @@ def in_place_of(pid: int) -> Iterator[None]:
         os.sched_setaffinity(0, own)
 
 
-def cold_page_us(seconds: float, *, num_pages: int = 4096, repeats: int = 5) -> float:
+def cold_page_us(seconds: float, *, num_pages: int = 4096, repeats: int = 3) -> float:
     """Return what the first touch of a page costs that had none for so long, in microseconds."""
     pages = memoryview(bytearray(num_pages * mmap.PAGESIZE))[:: mmap.PAGESIZE]
     bytes(pages)

@@ -290,8 +290,9 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
                         .width = hidden_size, .eps = decoder->eps, .is_bf16 = is_bf16,
                         .multiplier = decoder->residual_multiplier, .kind = decoder->norm_kind,
                         .beside = decoder->is_parallel ? step->beside : NULL, .scalar = 1, .placed = placed_x(threads)};
-    const Linear *placed = NULL;  // for which step->hidden is placed
+    // norm_job.placed_for, if it is not NULL: for what step->hidden is placed.
     if (first == 0) {
+        norm_job.placed_for = to_place(decoder->layers[0].qkv, &rows);
         NormJob look_up = norm_job;
         look_up.token_ids = step->token_ids;
         look_up.embedding = decoder->embedding;
@@ -301,7 +302,6 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         look_up.positions = step->positions;
         look_up.x_weight = decoder->embedding_norm;
         look_up.weight = decoder->layers[0].input_norm;
-        look_up.placed_for = placed = to_place(decoder->layers[0].qkv, &rows);
         norm(threads, &look_up);
     }
     int is_cut = 0;
@@ -311,8 +311,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         const Caches caches = caches_of(step, i, is_bf16);
         const int is_last = i == decoder->num_layers - 1;
         if (!has_latents && i == last_kv && drops_early) {
-            project(threads, decoder, layer, step, batch_of(step, i), &caches, &rows, placed != NULL, 1, 0);
-            placed = NULL;
+            project(threads, decoder, layer, step, batch_of(step, i), &caches, &rows, norm_job.placed_for != NULL, 1, 0);
+            norm_job.placed_for = NULL;
             if (!num_wanted) break;  // its KV was all that was wanted
             rows = wanted_rows(step);
             gather_rows(step->hidden, rows.tokens, rows.count, (size_t)hidden_size * item, step->hidden);
@@ -345,7 +345,8 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             if (is_last && !num_wanted) break;
             attention_to_latents(threads, &job, rows.adapters, shrunk);
         } else {
-            project(threads, decoder, layer, step, &batch, &caches, &rows, placed != NULL, 0, is_dropped || layer->is_q_alone);
+            project(threads, decoder, layer, step, &batch, &caches, &rows, norm_job.placed_for != NULL, 0,
+                    is_dropped || layer->is_q_alone);
             forget_upcoming(&threads->upcoming);
             attention(threads, &attention_job);
         }
@@ -363,7 +364,7 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
         void *attention_out = decoder->is_parallel ? step->beside : step->hidden;
         product(threads, layer->output, attended, rows.count, attention_out, rows.adapters, shrunk);
         const int is_dense = !layer->experts || layer->dense_out_norm;
-        norm_job.placed_for = placed = is_dense ? to_place(layer->gate_up, &rows) : NULL;
+        norm_job.placed_for = is_dense ? to_place(layer->gate_up, &rows) : NULL;
         norm_job.weight = layer->post_attention_norm;
         if (!decoder->is_parallel) {
             norm_job.x = step->hidden;
@@ -375,24 +376,25 @@ int64_t pagoda_layers(Threads *threads, const Decoder *decoder, const Step *step
             norm_job.x = NULL;
             norm(threads, &norm_job);
         } else {
-            placed = NULL;
+            norm_job.placed_for = NULL;
         }
         if (!is_dense) {
             experts_sum(threads, layer->experts, step->hidden, step->hidden, rows.count, step->hidden, step->experts_room);
         } else {
-            const int is_placed = may_place_y(layer->gate_up, layer->down, rows.count, rows.adapters);
-            void *inner = is_placed ? placed_y(threads) : step->inner;
+            const int is_x_placed = norm_job.placed_for != NULL;
+            const int is_y_placed = may_place_y(layer->gate_up, layer->down, rows.count, rows.adapters);
+            const void *x = is_x_placed ? placed_x(threads) : step->hidden;
+            void *inner = is_y_placed ? placed_y(threads) : step->inner;
             fetch_if_due(&threads->upcoming, down_room + qkv_room);
-            product_to(threads, layer->gate_up, placed ? placed_x(threads) : step->hidden, rows.count, inner, rows.adapters, shrunk,
-                       placed != NULL, is_placed);
+            product_to(threads, layer->gate_up, x, rows.count, inner, rows.adapters, shrunk, is_x_placed, is_y_placed);
             fetch_if_due(&threads->upcoming, qkv_room);
-            product_to(threads, layer->down, inner, rows.count, step->hidden, rows.adapters, shrunk, is_placed, 0);
+            product_to(threads, layer->down, inner, rows.count, step->hidden, rows.adapters, shrunk, is_y_placed, 0);
         }
         norm_job.x = step->hidden;
         norm_job.x_weight = layer->feed_forward_out_norm;
         norm_job.beside_weight = layer->attention_out_norm;
         norm_job.weight = is_last ? decoder->final_norm : decoder->layers[i + 1].input_norm;
-        norm_job.placed_for = placed = next ? to_place(next->qkv, &rows) : NULL;
+        norm_job.placed_for = next ? to_place(next->qkv, &rows) : NULL;
         NormJob last_job = norm_job;
         if (layer->dense_out_norm) experts_beside(threads, layer, step, &last_job);
         if (layer->input_gate)

@@ -238,7 +238,8 @@ static inline vfloat vexp_for_bf16(vfloat x) {
 #endif
 }
 
-// x / y for what is rounded to bf16: to 2^-26; of y beyond 2^126 it is x * 0. Divided where there is no AVX-512.
+// x / y for what is rounded to bf16: to 2^-26; of y beyond 2^126, whose reciprocal is no normal number, it may be x * 0.
+// Divided where there is no AVX-512.
 static inline vfloat vdivided_for_bf16(vfloat x, vfloat y) {
 #if defined(__AVX512F__)
     const vfloat guess = (vfloat)_mm512_rcp14_ps((__m512)y), error = vfma(-guess, y, vset(1.0f));
