@@ -79,32 +79,32 @@ async def answered(running: Running) -> Generation:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nobody_gets_a_token_that_no_account_on_disk_has(
-    running: Running, disk: asyncio.Event, stream: bool
+    start: Start, disk: asyncio.Event, stream: bool
 ) -> None:
     """Though its worker has answered all of it meanwhile."""
-    before = len(running.worker.requests)
     arrived = bytearray()
 
-    async def ask() -> int:
+    async def ask(running: Running) -> int:
         body = {**CHAT, "stream": stream}
         async with running.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for part in answer.aiter_raw():
                 arrived.extend(part)
         return answer.status_code
 
-    asking = asyncio.create_task(ask())
-    generation = await answered(running)
-    for _ in range(100):
-        await asyncio.sleep(0)
-    assert not arrived
-    assert len(running.worker.requests) == before + 1
-    disk.set()
+    async with start() as running:
+        asking = asyncio.create_task(ask(running))
+        generation = await answered(running)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not arrived
+        assert len(running.worker.requests) == 1
+        disk.set()
 
-    assert await asking == 200
-    assert arrived
-    assert generation.ttft_seconds is not None
-    opened_after = generation._opened_seconds - generation.identity.arrived_seconds
-    assert generation.ttft_seconds == opened_after  # when it could have it
+        assert await asking == 200
+        assert arrived
+        assert generation.ttft_seconds is not None
+        opened_after = generation._opened_seconds - generation.identity.arrived_seconds
+        assert generation.ttft_seconds == opened_after  # when it could have it
 
 
 @pytest.mark.parametrize("stream", [False, True])
