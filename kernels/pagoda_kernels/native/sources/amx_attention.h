@@ -6,6 +6,7 @@
 #pragma once
 
 #include "amx_panel.h"
+#include "weighing.h"
 
 #if TAKES_AMX
 
@@ -56,6 +57,83 @@ static inline void amx_attended(long num_rows, long blocks, const uint32_t *x, l
     for (long m = 0; m < left && adds; m++) memcpy(some + m * PANEL, c + m * c_stride, PANEL * 4);
     amx_multiply_16(&product, some);
     for (long m = 0; m < left; m++) memcpy(c + m * c_stride, some + m * PANEL, PANEL * 4);
+}
+
+// Scores of 16 rows with one tile's keys.
+typedef struct {
+    const uint32_t *q;               // [16, steps]
+    long steps;
+    const uint32_t *const *groups;   // of K
+    const uint32_t *const *later;    // groups that memory is asked for, or NULL
+    float *scores;                   // [16, 64]
+} AmxScores;
+
+// What 16 rows attend to of one tile.
+typedef struct {
+    const uint32_t *weights;  // [16, 32 pairs of keys]
+    const uint32_t *panels;   // of V
+    float *sums;              // [16, columns]
+    long columns;
+} AmxValues;
+
+// Half of the tile's keys: sums are in two registers until they are stored.
+static inline __attribute__((always_inline)) void amx_begin_scores(const AmxScores *of, long half) {
+    const uint32_t *const *groups = of->groups + 2 * half;
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    for (long step = 0; step < of->steps; step += AMX_STEPS) {
+        const long at = step * AMX_COLUMNS;
+        AMX_LOAD(4, of->q + step, of->steps * 4);
+        AMX_LOAD(6, groups[0] + at, AMX_ROW_BYTES);
+        AMX_MULTIPLY(0, 4, 6);
+        AMX_LOAD(7, groups[1] + at, AMX_ROW_BYTES);
+        AMX_MULTIPLY(1, 4, 7);
+        for (int i = 0; i < AMX_STEPS && of->later; i++) {
+            __builtin_prefetch(of->later[2 * half] + at + i * AMX_COLUMNS, 0, 2);
+            __builtin_prefetch(of->later[2 * half + 1] + at + i * AMX_COLUMNS, 0, 2);
+        }
+    }
+}
+static inline __attribute__((always_inline)) void amx_end_scores(const AmxScores *of, long half) {
+    AMX_STORE(0, of->scores + half * (PANEL / 2), PANEL * 4);
+    AMX_STORE(1, of->scores + half * (PANEL / 2) + AMX_COLUMNS, PANEL * 4);
+}
+
+// The same of 32 columns of V.
+static inline __attribute__((always_inline)) void amx_begin_values(const AmxValues *of, long part) {
+    const uint32_t *panel = of->panels + part / 2 * (PANEL / 2 * PANEL) + part % 2 * (PANEL / 2);
+    const float *sums = of->sums + part * (PANEL / 2);
+    AMX_LOAD(2, sums, of->columns * 4);
+    AMX_LOAD(3, sums + AMX_COLUMNS, of->columns * 4);
+    for (int block = 0; block < PANEL / AMX_WIDTH; block++, panel += AMX_STEPS * PANEL) {
+        AMX_LOAD(5, of->weights + block * AMX_STEPS, PANEL / 2 * 4);
+        AMX_LOAD(6, panel, PANEL * 4);
+        AMX_MULTIPLY(2, 5, 6);
+        AMX_LOAD(7, panel + AMX_COLUMNS, PANEL * 4);
+        AMX_MULTIPLY(3, 5, 7);
+    }
+}
+static inline __attribute__((always_inline)) void amx_end_values(const AmxValues *of, long part) {
+    AMX_STORE(2, of->sums + part * (PANEL / 2), of->columns * 4);
+    AMX_STORE(3, of->sums + part * (PANEL / 2) + AMX_COLUMNS, of->columns * 4);
+}
+
+// Weights of so many rows of a tile, 16 at the most. Beside them, as tiles and vectors are different units: `scores` of other
+// rows, or of the next tile, and `values` of others, or of the tile before; NULL: there are none. Sums are stored when the
+// next ones have been loaded: loads wait for stores before them whose addresses look alike.
+static inline __attribute__((always_inline)) void amx_weigh_beside(const AttentionScratch *s, const Weighing *by, long num_rows,
+                                                                   long columns, const AmxScores *scores, const AmxValues *values) {
+    const long parts = columns / (PANEL / 2);
+    for (long part = 0; part < parts; part++) {
+        const long from = num_rows * part / parts, end = num_rows * (part + 1) / parts, middle = (from + end) / 2;
+        if (scores && part < 2) amx_begin_scores(scores, part);
+        if (values && part) amx_end_values(values, part - 1);
+        weigh_rows(s, by, from, middle, columns, 1);
+        if (values) amx_begin_values(values, part);
+        if (scores && part < 2) amx_end_scores(scores, part);
+        weigh_rows(s, by, middle, end, columns, 1);
+    }
+    if (values) amx_end_values(values, parts - 1);
 }
 
 #endif

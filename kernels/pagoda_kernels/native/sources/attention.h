@@ -12,54 +12,6 @@
 #include "attention_tasks.h"
 #include "packed_kv.h"
 
-static inline size_t round_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Set where parts of so many items lie, one after another in whole lines of the cache; returns their bytes.
-static inline size_t lay_out_parts(size_t num_parts, void **const *parts, const size_t *items, size_t item_bytes, char *at) {
-    size_t used = 0;
-    for (size_t i = 0; i < num_parts; i++) {
-        *parts[i] = at + used;
-        used += round_lines(items[i] * item_bytes);
-    }
-    return used;
-}
-
-// What one task needs of scratch memory, as [rows or keys, ...] arrays one after another.
-typedef struct {
-    uint32_t *q;       // [rows, attended_words]
-    uint32_t *k_panel; // [steps, TILE_KEYS]
-    uint32_t *v_panel; // [panels of D][steps of keys, PANEL]
-    float *scores;     // [rows, TILE_KEYS]
-    uint32_t *weights; // [rows, x_words of keys]
-    float *sums;       // [rows, panels of D * PANEL]
-    float *largest;    // [rows]
-    float *total;      // [rows]
-} AttentionScratch;
-
-// Words of a row of Q; those behind its numbers are zeros.
-static inline long attended_words(long width, int is_bf16) {
-    return takes_amx(is_bf16) ? amx_blocks(width) * AMX_STEPS : x_words(num_steps(width, is_bf16), is_bf16);
-}
-
-static inline void copy_attended(const void *from, long width, uint32_t *q, int is_bf16) {
-    copy_x(from, width, q, is_bf16);
-    if (takes_amx(is_bf16)) memset((uint16_t *)q + width, 0, (size_t)(attended_words(width, 1) * 4 - width * 2));
-}
-
-// For so many rows; `width` of Q and K, `value_width` of V.
-static size_t lay_out_rows(size_t rows, long width, long value_width, int is_bf16, char *at, AttentionScratch *scratch) {
-    if (takes_amx(is_bf16)) rows += AMX_ROWS;  // whose rows go beyond those that there are
-    const size_t words = (size_t)x_words(1, is_bf16), key_steps = (size_t)num_steps(TILE_KEYS, is_bf16);
-    const size_t steps = (size_t)attended_words(width, is_bf16) / words;
-    const size_t columns = ((size_t)value_width + PANEL - 1) / PANEL * PANEL;
-    void **parts[] = {(void **)&scratch->q, (void **)&scratch->k_panel, (void **)&scratch->v_panel,
-                      (void **)&scratch->scores, (void **)&scratch->weights, (void **)&scratch->sums,
-                      (void **)&scratch->largest, (void **)&scratch->total};
-    const size_t items[] = {rows * steps * words, steps * TILE_KEYS, key_steps * columns, rows * TILE_KEYS,
-                            rows * key_steps * words, rows * columns, rows, rows};
-    return lay_out_parts(sizeof items / sizeof *items, parts, items, 4, at);
-}
-
 static size_t lay_out(const AttentionShape *shape, char *at, AttentionScratch *scratch) {
     const size_t rows = (size_t)(most_tokens(shape) * (shape->num_heads / shape->num_kv_heads));
     return lay_out_rows(rows, shape->head_dim, shape->head_dim, shape->is_bf16, at, scratch);
@@ -182,93 +134,6 @@ static OUT_OF_LINE void pack_values(const void *const *rows, const void *const *
     PACK_ANY_KIND(pack_values_of, rows, later, num_keys, width, panels);
 }
 
-#define MAX_WEIGHED 4
-
-// What the scores of a task's rows are made of.
-typedef struct {
-    float scale;
-    float soft_cap;
-    const float *slopes;     // of the heads that a group of rows has, or NULL
-    long position;           // of the first row's token
-    long window;             // keys a query sees, itself included; 0: all
-    long group;              // heads of a KV head: rows of a token
-} Weighing;
-
-// Of `num_rows` rows from `row` on, scores of one tile become weights; running maxima, sums and outputs follow.
-// Several rows at once, since each one's steps wait for one another.
-static inline __attribute__((always_inline)) void weigh_rows(
-    const int num_rows, const AttentionScratch *s, const Weighing *by, long row, long first_key, long columns,
-    const int is_bf16) {
-    const long words = x_words(num_steps(TILE_KEYS, is_bf16), is_bf16);
-    vfloat value[MAX_WEIGHED][VECTORS];
-    float before[MAX_WEIGHED], now[MAX_WEIGHED], sum[MAX_WEIGHED];
-    vfloat fallen = {};
-    int is_same = 1;
-#pragma GCC unroll 4
-    for (int m = 0; m < num_rows; m++) {
-        const long own = by->position + (row + m) / by->group;
-        const long first_seen = by->window && own + 1 > by->window ? own + 1 - by->window : 0;
-        const int sees_all = first_seen <= first_key && own >= first_key + TILE_KEYS - 1;
-        vfloat largest = vset(-INFINITY);
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            vfloat x = vload(s->scores + (row + m) * TILE_KEYS + j * LANES) * by->scale;
-            if (by->soft_cap > 0) x = by->soft_cap - 2.0f * by->soft_cap / (1.0f + vexp(x * (2.0f / by->soft_cap)));
-            const vint key = LANE_NUMBERS + (int)(first_key + j * LANES);
-            if (by->slopes) x += by->slopes[(row + m) % by->group] * __builtin_convertvector(key - (int)own, vfloat);
-            if (!sees_all) x = vselect((key < (int)first_seen) | (key > (int)own), vset(-INFINITY), x);
-            value[m][j] = x;
-            largest = vmax(x, largest);
-        }
-        before[m] = s->largest[row + m];
-        now[m] = vlargest(largest);
-        now[m] = now[m] > before[m] ? now[m] : before[m];
-        is_same &= before[m] == now[m];
-        s->largest[row + m] = now[m];
-        if (now[m] == -INFINITY) now[m] = 0;  // nothing was seen yet, or all scores are: a broken model's
-        fallen[m] = before[m] - now[m];
-    }
-#pragma GCC unroll 4
-    for (int m = 0; m < num_rows; m++) {
-        vfloat sums = {};
-#pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) {
-            const vfloat fallen_by = value[m][j] - now[m];
-            const vfloat weight = is_bf16 && TAKES_PAIRS ? vexp_for_bf16(fallen_by) : vexp(fallen_by);
-            sums += weight;
-            vstore_any(s->weights + (row + m) * words, j * LANES, weight, is_bf16 && TAKES_PAIRS);
-        }
-        sum[m] = vsum(sums);
-    }
-    if (is_same) {
-        for (int m = 0; m < num_rows; m++) s->total[row + m] += sum[m];
-        return;
-    }
-    const vfloat shrink = vexp(fallen);
-    for (int m = 0; m < num_rows; m++) {
-        s->total[row + m] = s->total[row + m] * shrink[m] + sum[m];
-        if (before[m] == now[m]) continue;
-        for (long d = 0; d < columns; d += LANES) {
-            float *sums = s->sums + (row + m) * columns + d;
-            vstore(sums, vload(sums) * shrink[m]);
-        }
-    }
-}
-
-static OUT_OF_LINE void weigh(const AttentionScratch *s, const Weighing *by, long num_rows, long first_key, long columns, int is_bf16) {
-#define WEIGH(ROWS)                                                       \
-    do {                                                                  \
-        if (is_bf16) weigh_rows(ROWS, s, by, row, first_key, columns, 1); \
-        else weigh_rows(ROWS, s, by, row, first_key, columns, 0);         \
-    } while (0)
-    long row = 0;
-    for (; num_rows - row >= 4; row += 4) WEIGH(4);
-    if (num_rows - row == 3) WEIGH(3);
-    else if (num_rows - row == 2) WEIGH(2);
-    else if (num_rows - row == 1) WEIGH(1);
-#undef WEIGH
-}
-
 // Where the keys and values of a tile lie; beyond the last one it stands for the others.
 typedef struct {
     const void *keys[TILE_KEYS], *values[TILE_KEYS];
@@ -349,12 +214,17 @@ static inline void amx_copy_values(const AttentionJob *job, const Part *part, lo
     for (long g = 0; g < TILE_GROUPS; g++) {
         const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
         const long seen = left <= 0 || key + GROUP_KEYS <= part->first_key ? 0 : left < GROUP_KEYS ? left : GROUP_KEYS;
+        const uint32_t *from = groups->values[g], *ahead = later->values[g];
         for (long step = 0; step < steps; step++) {
-            const uint32_t *from = groups->values[g] + step * width, *ahead = later->values[g] + step * width;
             const uint32_t mask = 2 * step + 1 < seen ? ~0u : 2 * step < seen ? 0xffff : 0;
-            for (long d = 0; d < width; d += LANES) {
-                __builtin_prefetch(ahead + d, 0, 2);
-                vstore_bits(panels + (d / PANEL * PANEL / 2 + g * steps + step) * PANEL + d % PANEL, vload_bits(from + d) & mask);
+            uint32_t *to = panels + (g * steps + step) * PANEL;
+            for (long d = 0; d < width; d += PANEL / 2, from += PANEL / 2, ahead += PANEL / 2) {  // a multiple of 32
+#pragma GCC unroll 4
+                for (long i = 0; i < PANEL / 2; i += LANES) {
+                    __builtin_prefetch(ahead + i, 0, 2);
+                    vstore_bits(to + i, vload_bits(from + i) & mask);
+                }
+                to += d % PANEL ? PANEL / 2 * PANEL - PANEL / 2 : PANEL / 2;
             }
         }
     }
@@ -388,7 +258,8 @@ typedef struct {
 static inline AttentionScratch from_row(const AttentionScratch *s, long row, const RowWidths *widths) {
     return (AttentionScratch){.q = s->q + row * widths->q, .k_panel = s->k_panel, .v_panel = s->v_panel,
                               .scores = s->scores + row * TILE_KEYS, .weights = s->weights + row * widths->weights,
-                              .sums = s->sums + row * widths->columns, .largest = s->largest + row, .total = s->total + row};
+                              .sums = s->sums + row * widths->columns, .largest = s->largest + row,
+                              .totals = s->totals + row * LANES};
 }
 
 static inline __attribute__((always_inline)) void begin_rows(const AttentionJob *job, const Part *part, const AttentionScratch *s,
@@ -397,8 +268,7 @@ static inline __attribute__((always_inline)) void begin_rows(const AttentionJob 
     for (long row = 0; row < part->num_rows; row++) {
         const long token = part->first_token + row / group, of = part->head * group + row % group;
         copy_attended(at(job->q, token * job->q_stride + of * width, is_bf16), width, s->q + row * widths->q, is_bf16);
-        s->largest[row] = job->sinks ? job->sinks[of] : -INFINITY;
-        s->total[row] = job->sinks ? 1 : 0;
+        begin_weights(s, row, job->sinks ? job->sinks[of] : -INFINITY, is_bf16);
     }
     memset(s->sums, 0, (size_t)(part->num_rows * widths->columns) * 4);
 }
@@ -411,13 +281,52 @@ static inline __attribute__((always_inline)) void end_attended(const AttentionJo
     for (long row = 0; row < part->num_rows; row++) {
         const long token = part->first_token + row / group, of = part->head * group + row % group;
         const long to = (token * shape->num_heads + of) * width;
-        const float total = s->total[row], *sums = s->sums + row * widths->columns;
+        const float total = total_weight(s, row), *sums = s->sums + row * widths->columns;
         long d = 0;
         for (; d + LANES <= width; d += LANES)
             vstore_any(job->out, to + d, vload(sums + d) / total * v_scale, is_bf16);
         for (; d < width; d++) store_any(job->out, to + d, sums[d] / total * v_scale, is_bf16);
     }
 }
+
+#if TAKES_AMX
+// Attend to the packed keys of a part by sixteens of its rows, two of them at least: beside the weights of one are the next
+// one's scores, and values of the one before. Whole sixteens are computed: rows behind the part's are nobody's. `later`: the
+// groups of the first tile; in the end those of the tile that find_later finds for the last one.
+static void attend_by_sixteens(const AttentionJob *job, long task, const Part *part, const AttentionScratch *s,
+                               const Weighing *by, const RowWidths *widths, TileGroups *later) {
+    const long columns = widths->columns, num_rows = part->num_rows;
+    AttentionScratch of_sixteen[2];  // in turns
+    for (int i = 0; i < 2; i++) of_sixteen[i] = from_row(s, i * AMX_ROWS, widths);
+    TileGroups groups = *later;
+    amx_scores(AMX_ROWS, widths->q, s->q, groups.keys, groups.keys, of_sixteen[0].scores);
+    AmxValues values = {.panels = s->v_panel, .columns = columns};
+    int turn = 0, is_first = 1;
+    for (long tile = part->first_key / TILE_KEYS * TILE_KEYS; tile < part->end_key; tile += TILE_KEYS) {
+        const int is_last = tile + TILE_KEYS >= part->end_key;
+        Part next;
+        long next_tile;
+        groups = *later;
+        if (find_later(job, task, 0, part, tile, &next, &next_tile)) find_groups(job, &next, next_tile, later, 1);
+        for (long row = 0; row < num_rows; row += AMX_ROWS, turn = !turn, is_first = 0) {
+            const long left = num_rows - row, rows = left < AMX_ROWS ? left : AMX_ROWS, next_row = left > AMX_ROWS ? row + AMX_ROWS : 0;
+            AttentionScratch *here = &of_sixteen[turn];
+            here->sums = s->sums + row * columns, here->largest = s->largest + row, here->totals = s->totals + row * LANES;
+            const AmxScores scores = {.q = s->q + next_row * widths->q, .steps = widths->q, .groups = next_row ? groups.keys : later->keys,
+                                      .later = row ? NULL : later->keys, .scores = of_sixteen[!turn].scores};
+            cap_and_mask(here, by, row, rows, tile);
+            if (is_first) amx_weigh_beside(here, by, rows, columns, &scores, NULL);
+            else if (is_last && !next_row) amx_weigh_beside(here, by, rows, columns, NULL, &values);
+            else amx_weigh_beside(here, by, rows, columns, &scores, &values);
+            if (!row) amx_copy_values(job, part, tile, &groups, later, s->v_panel);  // those of the tile before are not needed any more
+            values.weights = here->weights, values.sums = here->sums;
+        }
+    }
+    for (long d = 0; d < columns; d += PANEL)
+        amx_attended(AMX_ROWS, PANEL / AMX_WIDTH, values.weights, widths->weights, values.panels + d / PANEL * (PANEL / 2 * PANEL),
+                     values.sums + d, columns, 1);
+}
+#endif
 
 static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
                                                          const int is_bf16) {
@@ -453,6 +362,14 @@ static inline __attribute__((always_inline)) void attend(const AttentionJob *job
     for (long nth = 0; part_of(job, task, nth, &part); nth++) {
         const AttentionScratch s = from_row(&all, part.first_row, &widths);
         by.position = part.position;
+#if TAKES_AMX
+        // Behind the rows of what a task walks first are nobody's.
+        if (is_amx && is_packed && nth == 0 && part.num_rows > AMX_ROWS) {
+            attend_by_sixteens(job, task, &part, &s, &by, &widths, &later_groups);
+            if (part.first_token >= 0) end_attended(job, &part, &s, &widths, is_bf16);
+            continue;
+        }
+#endif
         for (tile = part.first_key / TILE_KEYS * TILE_KEYS; tile < part.end_key; tile += TILE_KEYS, now = !now) {
             const TileRows *here = &rows[now], *later = &rows[!now];
             Part next;

@@ -7,10 +7,9 @@
 #pragma once
 
 #include "one_byte.h"
-#include "product.h"
+#include "weighing.h"
 
-#define TILE_KEYS PANEL
-#define TASK_ROWS 96      // query tokens times heads of a KV head, about; fewer where tasks would be few
+#define TASK_ROWS (TAKES_AMX ? 192 : 96)  // query tokens times heads of a KV head, about; fewer where tasks would be few
 #define FEW_TASKS 4       // of a thread; a bundle's walks no more than one of so many parts of what is a thread's
 #define BUNDLE_TOKENS 8   // new ones of a sequence, at the most: more rows gain nothing from others
 #define BUNDLE_SHARE 4    // a bundle's sequences share at least one of so many of their keys
@@ -186,7 +185,7 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     const Bundle *bundle = &tasks->bundles[low];
     const int32_t *members = tasks->members + bundle->first_member;
     const long shared = bundle->shared_keys, num_members = bundle[1].first_member - bundle->first_member;
-    const long of_bundle = task - bundle->first_task, head = of_bundle % shape->num_kv_heads;
+    const long of_bundle = task - bundle->first_task, of_head = (bundle[1].first_task - bundle->first_task) / shape->num_kv_heads, head = of_bundle / of_head;
     if (nth > (shared ? num_members : 0)) return 0;
     if (shared && nth == 0) {
         long num_rows = 0;
@@ -200,7 +199,7 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     const long sequence = members[shared ? nth - 1 : 0];
     const long start = batch->cu_seqlens_q[sequence], num_new = num_new_of(batch, sequence), each = tasks->tokens;
     // The last tokens first: they see most keys, and nobody should wait for one that began late.
-    const long count = shared ? 1 : (num_new + each - 1) / each, from_end = count - 1 - of_bundle / shape->num_kv_heads;
+    const long count = shared ? 1 : (num_new + each - 1) / each, from_end = count - 1 - of_bundle % of_head;
     const long first = num_new * from_end / count, end = num_new * (from_end + 1) / count;
     const long before = batch->context_lens[sequence] - num_new, position = before + first;
     *part = (Part){

@@ -214,8 +214,7 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;
         copy_attended(at(job->q, (head * tokens + token) * width, is_bf16), width, s.q + row * q_words, is_bf16);
-        s.largest[row] = -INFINITY;
-        s.total[row] = 0;
+        begin_weights(&s, row, -INFINITY, is_bf16);
     }
     memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
     if (takes_amx(is_bf16)) {
@@ -240,8 +239,9 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     for (long row = 0; row < num_rows; row++) {
         const long token = part.first_token + row / heads, head = first_head + row % heads;
         const long to = (head * tokens + token) * value_width;
+        const float total = total_weight(&s, row);
         for (long d = 0; d < value_width; d += LANES)
-            vstore_some(job->out, to + d, value_width - d, vload(s.sums + row * columns + d) / s.total[row], is_bf16);
+            vstore_some(job->out, to + d, value_width - d, vload(s.sums + row * columns + d) / total, is_bf16);
     }
 }
 

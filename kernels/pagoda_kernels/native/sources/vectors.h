@@ -144,6 +144,18 @@ static inline vfloat vmax(vfloat a, vfloat b) {  // b where one of them is NaN
 #endif
 }
 
+// Whether a lane of a is above that of b.
+static inline int vany_above(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)(a > b)) != 0;
+#else
+    const vint is_above = a > b;
+    return (is_above[0] | is_above[1] | is_above[2] | is_above[3]) != 0;
+#endif
+}
+
 // a * b + c, rounded once; by SSE, which has no such instruction, twice.
 static inline vfloat vfma(vfloat a, vfloat b, vfloat c) {
 #if defined(__AVX512F__)
@@ -219,20 +231,26 @@ static inline vfloat vexp(vfloat x) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// 2^x of x up to 0, for what is rounded to bf16: to 2^-21; 0 below -126, NaN of NaN.
+static inline vfloat vexp2_for_bf16(vfloat x) {
+    const vfloat r = (vfloat)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
+    vfloat y = vset(1.86713133e-3f);
+    y = vfma(y, r, vset(9.01702791e-3f));
+    y = vfma(y, r, vset(5.57999164e-2f));
+    y = vfma(y, r, vset(2.40164444e-1f));
+    y = vfma(y, r, vset(6.93151295e-1f));
+    y = vfma(y, r, vset(1.0f));
+    const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)x, (__m512)vset(-126.0f), _CMP_NLT_UQ);
+    return (vfloat)_mm512_maskz_scalef_ps(is_seen, (__m512)y, (__m512)x);  // by 2^floor(x)
+}
+#endif
+
 // e^x of x up to 0, for what is rounded to bf16: to 2^-20 down to -9, to 2^-17 where it is next to nothing; 0 below
 // -87.3, NaN of NaN. The same as vexp where there is no AVX-512.
 static inline vfloat vexp_for_bf16(vfloat x) {
 #if defined(__AVX512F__)
-    const vfloat magic = vset(12582912.0f);  // as there
-    const vfloat t = x * 1.44269504f, n = (t + magic) - magic, r = t - n;
-    vfloat y = vset(1.32647273e-3f);  // 2^r for r of at most half
-    y = vfma(y, r, vset(9.67151299e-3f));
-    y = vfma(y, r, vset(5.55073358e-2f));
-    y = vfma(y, r, vset(2.40222424e-1f));
-    y = vfma(y, r, vset(6.93147004e-1f));
-    y = vfma(y, r, vset(1.0f));
-    const __mmask16 is_seen = _mm512_cmp_ps_mask((__m512)t, (__m512)vset(-126.0f), _CMP_NLT_UQ);
-    return (vfloat)_mm512_maskz_scalef_ps(is_seen, (__m512)y, (__m512)n);
+    return vexp2_for_bf16(x * 1.44269504f);
 #else
     return vexp(x);
 #endif
