@@ -53,7 +53,9 @@ def test_killed_worker_is_started_again(stacks: tuple[Stack, Stack]) -> None:
         if "pagoda_decode" in " ".join(p.cmdline())
     )
     decode.kill()
-    client = stack.openai().with_options(max_retries=20)  # a busy machine starts a worker in a minute
+    client = stack.openai().with_options(
+        max_retries=20
+    )  # a busy machine starts a worker in a minute
     answer = client.completions.create(model=stack.model, prompt="To be, or", max_tokens=4)
     stack.close_clients()
     assert answer.usage.completion_tokens > 0
