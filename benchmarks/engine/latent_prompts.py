@@ -3,9 +3,10 @@
     PYTHONPATH=tests python benchmarks/engine/latent_prompts.py \
         [--threads 1] [--contexts 1024 16384]
 
-One layer of DeepSeek V2 Lite's attention (16 heads, latents of 512 + 64) with a small feed-forward
-part, and one of a Llama with 16 heads of K and V, 160 wide: what K and V made of latents would
-cost. Engines in bf16; the context is an import of random KV. A chunk's floor is its
+Two layers of DeepSeek V2 Lite's attention (16 heads, latents of 512 + 64) with small feed-forward
+parts, and two of a Llama with 16 heads of K and V, 160 wide: what K and V made of latents would
+cost. Of the last layer only one row's logits are wanted: rows of K and V leave it before attention,
+rows of latents behind it. Engines in bf16; the context is an import of random KV. A chunk's floor is its
 multiply-adds over the rate of a bf16 product, measured beside it, in turns. Least of all rounds; of
 one thread in CPU time, which others that compute do not count into.
 """
@@ -30,7 +31,7 @@ SHARED = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "num_attention_heads": NUM_HEADS,
     "num_key_value_heads": NUM_HEADS,
     "max_position_embeddings": 131_072,
@@ -53,7 +54,7 @@ LATENTS = {
     "n_routed_experts": 2,
     "num_experts_per_tok": 1,
     "moe_intermediate_size": INNER,
-    "first_k_dense_replace": 1,
+    "first_k_dense_replace": 2,
     "rope_scaling": None,
 }
 DENSE = {
@@ -62,16 +63,19 @@ DENSE = {
     "model_type": "llama",
     "head_dim": DENSE_HEAD,
 }
-# Multiply-adds of a head for a query and a key, and of a token in all products.
+# Multiply-adds of a head for a query and a key, in all layers where a chunk's rows attend, and of a
+# token in all products that every row takes part in.
+_FEED_FORWARD = 3 * HIDDEN * INNER
+_LATENT_Q_AND_KV = HIDDEN * (NUM_HEADS * (NOPE + ROPE) + KV_RANK + ROPE)
+_LATENT_HEADS = NUM_HEADS * KV_RANK * (NOPE + VALUE)
+_DENSE = HIDDEN * NUM_HEADS * DENSE_HEAD
 MODELS = {
     "latents": (
         LATENTS,
-        2 * KV_RANK + ROPE,
-        HIDDEN * (NUM_HEADS * (NOPE + ROPE) + KV_RANK + ROPE)
-        + NUM_HEADS * (KV_RANK * (NOPE + VALUE) + HIDDEN * VALUE)
-        + 3 * HIDDEN * INNER,
+        2 * (2 * KV_RANK + ROPE),
+        2 * (_LATENT_Q_AND_KV + _LATENT_HEADS) + HIDDEN * NUM_HEADS * VALUE + _FEED_FORWARD,
     ),
-    "K and V": (DENSE, 2 * DENSE_HEAD, 4 * HIDDEN * NUM_HEADS * DENSE_HEAD + 3 * HIDDEN * INNER),
+    "K and V": (DENSE, 2 * DENSE_HEAD, 4 * _DENSE + _FEED_FORWARD + 2 * _DENSE),
 }
 
 

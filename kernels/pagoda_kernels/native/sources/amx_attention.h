@@ -118,7 +118,7 @@ static inline __attribute__((always_inline)) void amx_end_values(const AmxValues
     AMX_STORE(3, of->sums + part * (PANEL / 2) + AMX_COLUMNS, of->columns * 4);
 }
 
-// Weights of so many rows of a tile, 16 at the most. Beside them, as tiles and vectors are different units: `scores` of other
+// Weights of so many rows of a tile, 16 at the most. Beside them, so that none waits for the other's results: `scores` of other
 // rows, or of the next tile, and `values` of others, or of the tile before; NULL: there are none. Sums are stored when the
 // next ones have been loaded: loads wait for stores before them whose addresses look alike.
 static inline __attribute__((always_inline)) void amx_weigh_beside(const AttentionScratch *s, const Weighing *by, long num_rows,

@@ -185,7 +185,9 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     const Bundle *bundle = &tasks->bundles[low];
     const int32_t *members = tasks->members + bundle->first_member;
     const long shared = bundle->shared_keys, num_members = bundle[1].first_member - bundle->first_member;
-    const long of_bundle = task - bundle->first_task, of_head = (bundle[1].first_task - bundle->first_task) / shape->num_kv_heads, head = of_bundle / of_head;
+    // Tasks of a head follow one another: what they read is the same.
+    const long of_head = (bundle[1].first_task - bundle->first_task) / shape->num_kv_heads;
+    const long head = (task - bundle->first_task) / of_head, of_tokens = (task - bundle->first_task) % of_head;
     if (nth > (shared ? num_members : 0)) return 0;
     if (shared && nth == 0) {
         long num_rows = 0;
@@ -197,10 +199,9 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     long first_row = 0;
     for (long i = 0; i + 1 < nth; i++) first_row += num_new_of(batch, members[i]) * group;
     const long sequence = members[shared ? nth - 1 : 0];
-    const long start = batch->cu_seqlens_q[sequence], num_new = num_new_of(batch, sequence), each = tasks->tokens;
+    const long start = batch->cu_seqlens_q[sequence], num_new = num_new_of(batch, sequence);
     // The last tokens first: they see most keys, and nobody should wait for one that began late.
-    const long count = shared ? 1 : (num_new + each - 1) / each, from_end = count - 1 - of_bundle % of_head;
-    const long first = num_new * from_end / count, end = num_new * (from_end + 1) / count;
+    const long from_end = of_head - 1 - of_tokens, first = num_new * from_end / of_head, end = num_new * (from_end + 1) / of_head;
     const long before = batch->context_lens[sequence] - num_new, position = before + first;
     *part = (Part){
         .sequence = sequence, .head = head, .first_row = first_row, .num_rows = (end - first) * group,
