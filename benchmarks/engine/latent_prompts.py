@@ -5,8 +5,8 @@
 
 Two layers of DeepSeek V2 Lite's attention (16 heads, latents of 512 + 64) with small feed-forward
 parts, and two of a Llama with 16 heads of K and V, 160 wide: what K and V made of latents would
-cost. Of the last layer only one row's logits are wanted: rows of K and V leave it before attention,
-rows of latents behind it. Engines in bf16; the context is an import of random KV. A chunk's floor is its
+cost. One row's logits are wanted: of K and V the others leave the last layer before attention, of
+latents behind it. Engines in bf16; the context is an import of random KV. A chunk's floor is its
 multiply-adds over the rate of a bf16 product, measured beside it, in turns. Least of all rounds; of
 one thread in CPU time, which others that compute do not count into.
 """
