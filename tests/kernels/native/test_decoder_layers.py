@@ -222,6 +222,9 @@ PACKED_SHAPES = {
     "many-rows": Shape(head_dim=64, num_heads=14),
     "windows": Shape(head_dim=64, windows=(5, None, 70), block_size=32),
     "sinks": Shape(head_dim=64, has_sinks=True, windows=(9, None)),
+    "alibi-and-caps": Shape(
+        head_dim=64, has_alibi=True, soft_cap=2.0, windows=(9, None), num_heads=6
+    ),
 }
 
 
