@@ -8,6 +8,8 @@
 #include "amx_panel.h"
 #include "weighing.h"
 
+#define V_PANEL_WORDS (PANEL / 2 * PANEL)  // 32 pairs of keys, 64 columns
+
 #if TAKES_AMX
 
 // scores[rows, 64] of q [rows][blocks of 32 numbers]; meanwhile memory is asked for `later` groups.
@@ -101,7 +103,7 @@ static inline __attribute__((always_inline)) void amx_end_scores(const AmxScores
 
 // The same of 32 columns of V.
 static inline __attribute__((always_inline)) void amx_begin_values(const AmxValues *of, long part) {
-    const uint32_t *panel = of->panels + part / 2 * (PANEL / 2 * PANEL) + part % 2 * (PANEL / 2);
+    const uint32_t *panel = of->panels + part / 2 * V_PANEL_WORDS + part % 2 * (PANEL / 2);
     const float *sums = of->sums + part * (PANEL / 2);
     AMX_LOAD(2, sums, of->columns * 4);
     AMX_LOAD(3, sums + AMX_COLUMNS, of->columns * 4);

@@ -217,15 +217,15 @@ static inline void amx_copy_values(const AttentionJob *job, const Part *part, lo
         const uint32_t *from = groups->values[g], *ahead = later->values[g];
         for (long step = 0; step < steps; step++) {
             const uint32_t mask = 2 * step + 1 < seen ? ~0u : 2 * step < seen ? 0xffff : 0;
-            uint32_t *to = panels + (g * steps + step) * PANEL;
-            for (long d = 0; d < width; d += PANEL / 2, from += PANEL / 2, ahead += PANEL / 2) {  // a multiple of 32
+            for (long d = 0; d < width; d += PANEL / 2) {  // a multiple of 32
+                uint32_t *to = panels + d / PANEL * V_PANEL_WORDS + (g * steps + step) * PANEL + d % PANEL;
 #pragma GCC unroll 4
                 for (long i = 0; i < PANEL / 2; i += LANES) {
-                    __builtin_prefetch(ahead + i, 0, 2);
-                    vstore_bits(to + i, vload_bits(from + i) & mask);
+                    __builtin_prefetch(ahead + d + i, 0, 2);
+                    vstore_bits(to + i, vload_bits(from + d + i) & mask);
                 }
-                to += d % PANEL ? PANEL / 2 * PANEL - PANEL / 2 : PANEL / 2;
             }
+            from += width, ahead += width;
         }
     }
 }
@@ -323,7 +323,7 @@ static void attend_by_sixteens(const AttentionJob *job, long task, const Part *p
         }
     }
     for (long d = 0; d < columns; d += PANEL)
-        amx_attended(AMX_ROWS, PANEL / AMX_WIDTH, values.weights, widths->weights, values.panels + d / PANEL * (PANEL / 2 * PANEL),
+        amx_attended(AMX_ROWS, PANEL / AMX_WIDTH, values.weights, widths->weights, values.panels + d / PANEL * V_PANEL_WORDS,
                      values.sums + d, columns, 1);
 }
 #endif
