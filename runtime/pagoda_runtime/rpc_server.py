@@ -65,7 +65,8 @@ async def grpc_server(
         yield bound
     finally:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.stop(STOP_GRACE_SECONDS), STOP_SECONDS)
+            async with asyncio.timeout(STOP_SECONDS):
+                await server.stop(STOP_GRACE_SECONDS)
 
 
 def rpc_address(host: str, port: int) -> str:

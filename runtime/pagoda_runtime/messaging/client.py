@@ -16,6 +16,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
+from pagoda_runtime.tasks.cancellation import cancellation_kept
+
 logger = logging.getLogger(__name__)
 
 MAX_UNWRITTEN_BYTES = 64 << 10  # asyncio's own: above it the flusher waits for the server to read
@@ -93,6 +95,11 @@ class DirectClient(Client):
         flushes = self._flush_queue
         if not self._write_pending() and self.is_connected and flushes and flushes.empty():
             flushes.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def request(self, *args: Any, **kwargs: Any) -> Msg:
+        """Ask, as the library does, JetStream too; who is cancelled ends, answered or not."""
+        with cancellation_kept():
+            return await super().request(*args, **kwargs)
 
     async def listen(self, subject: str, on_message: OnMessage, *, queue: str = "") -> Subscription:
         """Subscribe; `on_message` is called as messages are read, in order, and must be quick."""

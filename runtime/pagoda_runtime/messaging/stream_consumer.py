@@ -196,12 +196,11 @@ class StreamConsumer(Generic[M]):
         trimmed = 0
         while True:
             try:
-                with cancellation_kept():
-                    info = await self._jetstream.consumer_info(self._stream, self._durable)
-                    floor = info.ack_floor.stream_seq if info.ack_floor else 0
-                    if floor != trimmed:
-                        await self._jetstream.purge_stream(self._stream, seq=floor + 1)
-                        trimmed = floor
+                info = await self._jetstream.consumer_info(self._stream, self._durable)
+                floor = info.ack_floor.stream_seq if info.ack_floor else 0
+                if floor != trimmed:
+                    await self._jetstream.purge_stream(self._stream, seq=floor + 1)
+                    trimmed = floor
             except nats.errors.Error as error:
                 logger.warning("%s: not trimmed: %s", self._name, str(error) or repr(error))
             await asyncio.sleep(pause_seconds)
@@ -319,8 +318,7 @@ class StreamConsumer(Generic[M]):
     async def _num_waiting(self) -> str:
         """Return how many messages are not acknowledged yet, as far as JetStream says so."""
         try:
-            with cancellation_kept():
-                info = await self._jetstream.consumer_info(self._stream, self._durable)
+            info = await self._jetstream.consumer_info(self._stream, self._durable)
         except nats.errors.Error:
             return "some"
         return str((info.num_pending or 0) + (info.num_ack_pending or 0))

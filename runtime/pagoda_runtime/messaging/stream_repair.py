@@ -26,7 +26,6 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
 from pagoda_runtime.errors import StreamError
 from pagoda_runtime.messaging.subjects import is_inbox
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
-from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.tasks.retry import retry_delay
 
 logger = logging.getLogger(__name__)
@@ -136,9 +135,8 @@ class StreamRepair:
         is_done = False
         while not is_done:
             try:
-                with cancellation_kept():
-                    async with asyncio.timeout(ATTEMPT_SECONDS):
-                        is_done = await self._is_well(watched, is_silent)
+                async with asyncio.timeout(ATTEMPT_SECONDS):
+                    is_done = await self._is_well(watched, is_silent)
             except (TimeoutError, nats.errors.NoRespondersError, nats.errors.TimeoutError):
                 is_done = not watched.trouble  # an outage: the client waits for its end
             except nats.errors.Error as error:

@@ -20,7 +20,6 @@ from pagoda_runtime.messaging.stream_consumer import StreamConsumer, consumer_co
 from pagoda_runtime.messaging.stream_repair import StreamRepair
 from pagoda_runtime.messaging.subscription import Subscription
 from pagoda_runtime.tasks.background_tasks import BackgroundTasks
-from pagoda_runtime.tasks.cancellation import cancellation_kept
 from pagoda_runtime.tasks.ending import end
 
 logger = logging.getLogger(__name__)
@@ -130,18 +129,17 @@ class Streams:
             raise StreamError(subject, trouble)
         headers = {**(headers or {}), "Nats-Msg-Id": message_id}
         try:
-            with cancellation_kept():
-                async with asyncio.timeout(timeout_seconds):
-                    while True:
-                        try:
-                            attempt_seconds = min(ATTEMPT_SECONDS, timeout_seconds)
-                            answer = await self._client.request(
-                                subject, payload, timeout=attempt_seconds, headers=headers
-                            )
-                        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
-                            await asyncio.sleep(PAUSE_SECONDS)
-                        else:
-                            return _check_acknowledgement(subject, answer.data)
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    try:
+                        attempt_seconds = min(ATTEMPT_SECONDS, timeout_seconds)
+                        answer = await self._client.request(
+                            subject, payload, timeout=attempt_seconds, headers=headers
+                        )
+                    except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                        await asyncio.sleep(PAUSE_SECONDS)
+                    else:
+                        return _check_acknowledgement(subject, answer.data)
         except TimeoutError:
             self._repair.suspect(subject, is_silent=True)
             raise RequestTimeoutError(subject, timeout_seconds) from None
@@ -206,9 +204,8 @@ class Streams:
         """
         state: StreamState | None = None
         try:
-            with cancellation_kept():
-                state = (await self._jetstream.stream_info(stream)).state
-                info = await self._jetstream.consumer_info(stream, durable)
+            state = (await self._jetstream.stream_info(stream)).state
+            info = await self._jetstream.consumer_info(stream, durable)
         except nats.js.errors.NotFoundError:
             if state is None:  # no stream: nothing was ever published
                 return ConsumerProgress(0, 0, 0)

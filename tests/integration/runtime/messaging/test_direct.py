@@ -5,6 +5,7 @@ import contextlib
 import signal
 
 import pytest
+from nats.aio.msg import Msg
 from opentelemetry.context import Context
 from support.servers import Server
 
@@ -164,3 +165,33 @@ async def test_a_server_that_does_not_read_bounds_what_waits_and_holds_up_nobody
 
     assert num_taken < 1000  # the sockets' buffers and ours are full before
     assert [int(text[-9:]) for text in heard.ids] == list(range(num_taken + 1))
+
+
+async def test_who_is_cancelled_as_the_answer_arrives_ends(bus: Bus) -> None:
+    """`asyncio.wait_for` of Python 3.11 returns the answer, and a consumer would run for ever."""
+    client = bus._client
+
+    async def ask() -> None:
+        while True:
+            await client.request("test.direct.asked", timeout=SECONDS)
+
+    num_asked = asyncio.Semaphore(0)
+
+    async def answer(message: Msg) -> None:
+        num_asked.release()
+        await message.respond(b"")
+
+    asked = await client.subscribe("test.direct.asked", cb=answer)
+    asking = asyncio.create_task(ask())
+    async with asyncio.timeout(SECONDS):
+        while not client._resp_map:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        (answered,) = client._resp_map.values()
+        assert not answered.done()
+        answered.add_done_callback(lambda _: asking.cancel())
+        await num_asked.acquire()
+        again = asyncio.create_task(num_asked.acquire())
+        await asyncio.wait([asking, again], return_when=asyncio.FIRST_COMPLETED)
+    assert asking.cancelled()
+    again.cancel()
+    await asked.unsubscribe()
