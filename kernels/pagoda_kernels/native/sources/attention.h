@@ -296,30 +296,26 @@ static inline __attribute__((always_inline)) void end_attended(const AttentionJo
 static void attend_by_sixteens(const AttentionJob *job, long task, const Part *part, const AttentionScratch *s,
                                const Weighing *by, const RowWidths *widths, TileGroups *later) {
     const long columns = widths->columns, num_rows = part->num_rows;
-    AttentionScratch of_sixteen[2];  // in turns
-    for (int i = 0; i < 2; i++) of_sixteen[i] = from_row(s, i * AMX_ROWS, widths);
     TileGroups groups = *later;
-    amx_scores(AMX_ROWS, widths->q, s->q, groups.keys, groups.keys, of_sixteen[0].scores);
+    amx_scores(AMX_ROWS, widths->q, s->q, groups.keys, groups.keys, s->scores);
     AmxValues values = {.panels = s->v_panel, .columns = columns};
-    int turn = 0, is_first = 1;
+    int turn = 0;  // scores and weights lie in two buffers
     for (long tile = part->first_key / TILE_KEYS * TILE_KEYS; tile < part->end_key; tile += TILE_KEYS) {
         const int is_last = tile + TILE_KEYS >= part->end_key;
         Part next;
         long next_tile;
         groups = *later;
         if (find_later(job, task, 0, part, tile, &next, &next_tile)) find_groups(job, &next, next_tile, later, 1);
-        for (long row = 0; row < num_rows; row += AMX_ROWS, turn = !turn, is_first = 0) {
+        for (long row = 0; row < num_rows; row += AMX_ROWS, turn = !turn) {
             const long left = num_rows - row, rows = left < AMX_ROWS ? left : AMX_ROWS, next_row = left > AMX_ROWS ? row + AMX_ROWS : 0;
-            AttentionScratch *here = &of_sixteen[turn];
-            here->sums = s->sums + row * columns, here->largest = s->largest + row, here->totals = s->totals + row * LANES;
+            AttentionScratch here = from_row(s, row, widths);
+            here.scores = s->scores + turn * AMX_ROWS * TILE_KEYS, here.weights = s->weights + turn * AMX_ROWS * widths->weights;
             const AmxScores scores = {.q = s->q + next_row * widths->q, .steps = widths->q, .groups = next_row ? groups.keys : later->keys,
-                                      .later = row ? NULL : later->keys, .scores = of_sixteen[!turn].scores};
-            cap_and_mask(here, by, row, rows, tile);
-            if (is_first) amx_weigh_beside(here, by, rows, columns, &scores, NULL);
-            else if (is_last && !next_row) amx_weigh_beside(here, by, rows, columns, NULL, &values);
-            else amx_weigh_beside(here, by, rows, columns, &scores, &values);
+                                      .later = row ? NULL : later->keys, .scores = s->scores + !turn * AMX_ROWS * TILE_KEYS};
+            cap_and_mask(&here, by, row, rows, tile);
+            amx_weigh_beside(&here, by, rows, columns, is_last && !next_row ? NULL : &scores, values.weights ? &values : NULL);
             if (!row) amx_copy_values(job, part, tile, &groups, later, s->v_panel);  // those of the tile before are not needed any more
-            values.weights = here->weights, values.sums = here->sums;
+            values.weights = here.weights, values.sums = here.sums;
         }
     }
     for (long d = 0; d < columns; d += PANEL)

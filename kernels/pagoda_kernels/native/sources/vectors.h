@@ -198,6 +198,8 @@ static inline float vlargest(vfloat v) {
 #undef FOLD
 #undef FOLD_BY
 
+#define LOG2_E 1.44269504f
+
 // e^x to 2 ulp; 0 below -87.3, infinite above 88.3, NaN of NaN.
 static inline vfloat vexp(vfloat x) {
     const vfloat low = vset(-87.33f), high = vset(88.37f);
@@ -207,7 +209,7 @@ static inline vfloat vexp(vfloat x) {
     x = vselect(is_infinite, high, vmax(low, x));
 #endif
     const vfloat magic = vset(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    vfloat shifted = vfma(x, vset(1.44269504f), magic);
+    vfloat shifted = vfma(x, vset(LOG2_E), magic);
     vfloat n = shifted - magic;
     vfloat r = vfma(n, vset(-0.693359375f), x);
     r = vfma(n, vset(2.12194440e-4f), r);
@@ -250,7 +252,7 @@ static inline vfloat vexp2_for_bf16(vfloat x) {
 // -87.3, NaN of NaN. The same as vexp where there is no AVX-512.
 static inline vfloat vexp_for_bf16(vfloat x) {
 #if defined(__AVX512F__)
-    return vexp2_for_bf16(x * 1.44269504f);
+    return vexp2_for_bf16(x * LOG2_E);
 #else
     return vexp(x);
 #endif

@@ -1,4 +1,4 @@
-// From scores of a tile of 64 keys to weights, with a running maximum and sum for each row.
+// What attention keeps of its rows, and from scores of a tile of 64 keys to weights, with a running maximum and sum for each.
 
 #pragma once
 
@@ -27,7 +27,7 @@ typedef struct {
     float *scores;     // [rows, TILE_KEYS]
     uint32_t *weights; // [rows, x_words of keys]
     float *sums;       // [rows, panels of D * PANEL]
-    float *largest;  // [rows]: weights are e^(score - largest)
+    float *largest;    // [rows]: weights are e^(score - largest)
     float *totals;     // [rows, LANES]: of weights, by the lane that a key came in
 } AttentionScratch;
 
@@ -73,7 +73,7 @@ static inline int takes_powers_of_2(int is_bf16) {
     return 0;
 #endif
 }
-static inline float unit_of_scores(int is_bf16) { return takes_powers_of_2(is_bf16) ? 1.44269504f : 1.0f; }
+static inline float unit_of_scores(int is_bf16) { return takes_powers_of_2(is_bf16) ? LOG2_E : 1.0f; }
 static inline vfloat weights_of(vfloat x, int is_bf16) {
 #if defined(__AVX512F__)
     if (is_bf16) return vexp2_for_bf16(x);
