@@ -195,7 +195,12 @@ class Decoder(ctypes.Structure):
 class Bundle(ctypes.Structure):
     """Sequences that begin with the same blocks (attention_tasks.h)."""
 
-    _fields_ = (("first_task", c_int64), ("first_member", c_int64), ("shared_keys", c_int64))
+    _fields_ = (
+        ("first_task", c_int64),
+        ("first_member", c_int64),
+        ("shared_keys", c_int64),
+        ("num_heads", c_int64),
+    )
 
 
 class Step(ctypes.Structure):

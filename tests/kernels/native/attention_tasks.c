@@ -43,12 +43,17 @@ static void make(Case *c, const int32_t *new, const int32_t *lens, const int32_t
     c->job = (AttentionJob){.shape = &c->shape, .batch = &c->batch, .window = window, .tasks = &c->tasks};
 }
 
+static long num_joined;  // parts of all heads
+
 // Each row of each head meets all keys it sees, in the order of its own blocks, and is finished once.
 static void expect_all_keys(Case *c) {
     static long met[TOKENS][2];
     static int is_finished[TOKENS][2];
     memset(met, 0, sizeof met);
     memset(is_finished, 0, sizeof is_finished);
+    long all;
+    tasks_alone(&c->shape, &c->batch, c->tasks.tokens, &all);
+    const long most_keys = all / (FEW_TASKS * c->num_threads);
     for (long task = 0; task < num_tasks_of(&c->tasks); task++) {
         Part part, whole = {0};
         long rows = 0, keys = 0;
@@ -60,22 +65,25 @@ static void expect_all_keys(Case *c) {
             check(part.first_key < part.end_key, "a part without keys");
             rows += part.num_rows;
             keys += part.end_key - part.first_key;
-            for (long token = part.first_token; token < part.first_token + part.num_rows / 3; token++) {
-                check(!is_finished[token][part.head]++, "a row is finished twice");
-                if (is_bundle) check(whole.head == part.head && whole.end_key == part.first_key, "keys between");
+            check(part.num_rows * part.num_heads <= most_tokens(&c->shape) * 3, "more rows than there is room for");
+            check(!is_bundle || part.num_heads == 1, "a bundle of all heads");
+            check(part.num_heads == 1 || part.num_heads * part.end_key <= most_keys, "heads that the others would wait for");
+            num_joined += part.num_heads > 1;
+            for (long row = 0; row < part.num_rows / 3 * part.num_heads; row++) {
+                const long token = part.first_token + row / part.num_heads, head = part.head + row % part.num_heads;
+                check(!is_finished[token][head]++, "a row is finished twice");
+                if (is_bundle) check(whole.head == head && whole.end_key == part.first_key, "keys between");
                 for (long key = 0; is_bundle && key < whole.end_key; key++)
                     check(c->tables[whole.sequence * TABLE + key / BLOCK] == c->tables[part.sequence * TABLE + key / BLOCK],
                           "another sequence's key");
                 check(is_bundle || part.first_key == 0 || c->job.window, "keys are missing");
                 if (is_bundle) check(whole.end_key <= part.position, "a key that is not seen");
-                met[token][part.head] = part.end_key;
+                met[token][head] = part.end_key;
             }
         }
         check(!part_of(&c->job, task, 99, &part), "too many parts");
         check(!is_bundle || rows == whole.num_rows, "rows of a bundle");
-        long all;
-        tasks_alone(&c->shape, &c->batch, c->tasks.tokens, &all);
-        check(!is_bundle || keys <= all / (FEW_TASKS * c->num_threads), "a bundle that the others would wait for");
+        check(!is_bundle || keys <= most_keys, "a bundle that the others would wait for");
         check(rows <= TASK_ROWS, "more rows than there is room for");
     }
     for (int s = 0; s < SEQUENCES; s++)
@@ -154,6 +162,7 @@ int main(void) {
         make(&c, new, all, shared, 1 + rand() % 5, rand() % 4 ? 0 : 1 + rand() % 90);
         expect_all_keys(&c);
     }
+    check(num_joined > 1000, "heads are hardly ever joined");
     printf("done\n");
     return 0;
 }

@@ -38,19 +38,20 @@ typedef struct {
     uint8_t rows[16];
 } AmxShapes;
 
-// Have the calling thread's tile registers, all of them whole: 0 to 3 for sums, 4 and 5 for x, 6 and 7 for weights.
-static inline void amx_configure(int *is_configured) {
-    if (*is_configured) return;
+// Have the calling thread's tile registers: 0 to 3 for sums, 4 and 5 for x, of so many rows, 6 and 7 for weights, whole.
+// `configured`: the rows that they are for, 0 while they are free.
+static inline void amx_configure(int *configured, int num_rows) {
+    if (*configured == num_rows) return;
     AmxShapes shapes = {.palette = 1};
-    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = AMX_ROW_BYTES, shapes.rows[i] = AMX_ROWS;
+    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = AMX_ROW_BYTES, shapes.rows[i] = (uint8_t)(i < 6 ? num_rows : AMX_STEPS);
     __asm__ volatile("ldtilecfg %0" : : "m"(shapes));
-    *is_configured = 1;
+    *configured = num_rows;
 }
 
 // The system has less to keep of a thread whose registers are free.
-static inline void amx_release(int *is_configured) {
-    if (*is_configured) __asm__ volatile("tilerelease");
-    *is_configured = 0;
+static inline void amx_release(int *configured) {
+    if (*configured) __asm__ volatile("tilerelease");
+    *configured = 0;
 }
 
 // Compilers do not know what these read and write of memory.
@@ -83,8 +84,8 @@ static inline void amx_release(int *is_configured) {
 
 #else
 static inline int amx_is_permitted(void) { return 1; }
-static inline void amx_configure(int *is_configured) { (void)is_configured; }
-static inline void amx_release(int *is_configured) { (void)is_configured; }
+static inline void amx_configure(int *configured, int num_rows) { (void)configured, (void)num_rows; }
+static inline void amx_release(int *configured) { (void)configured; }
 #endif
 
 // Whether products are made by these instructions.

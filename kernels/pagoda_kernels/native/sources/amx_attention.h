@@ -39,11 +39,15 @@ static inline void amx_scores(long num_rows, long steps, const uint32_t *q, cons
 }
 
 // c[rows, 64] (+)= rows of x times `blocks` of a panel; x_stride, c_stride: words from one row to the next. Nothing behind
-// the rows of c is written: those of other sequences are there.
+// the rows of c is written: those of other sequences are there. Registers are for 16 rows, or for these.
 static inline void amx_attended(long num_rows, long blocks, const uint32_t *x, long x_stride, const uint32_t *panel, float *c,
                                 long c_stride, int adds) {
     AmxProduct product = {.x = (const char *)x, .row_bytes = x_stride * 4, .block_bytes = AMX_ROW_BYTES, .words = panel,
                           .blocks = blocks, .c_bytes = c_stride * 4, .adds = adds};
+    if (num_rows < AMX_ROWS) {
+        amx_multiply_16(&product, c);
+        return;
+    }
     long left = num_rows;
     for (; left >= AMX_GROUP; left -= AMX_GROUP) {
         amx_multiply_32(&product, c);

@@ -69,7 +69,7 @@ typedef struct {
     int adds;               // to c
 } AmxProduct;
 
-// c[16, 64] (+)= 16 rows.
+// c[16, 64] (+)= 16 rows, or as many as registers are for.
 static void amx_multiply_16(const AmxProduct *of, float *c) {
     const long panel_bytes = PANEL * 4, c_bytes = of->c_bytes;
     const char *x = of->x;

@@ -140,7 +140,9 @@ typedef struct {
     long num_keys;
 } TileRows;
 
-static inline void find_tile(const AttentionJob *job, const Part *part, long tile, TileRows *rows, int is_bf16) {
+static inline void find_tile(const AttentionJob *job, const Walk *walk, TileRows *rows, int is_bf16) {
+    const Part *part = &walk->part;
+    const long tile = walk->tile;
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
     const int32_t *table = batch->block_tables + part->sequence * batch->table_stride;
@@ -152,7 +154,7 @@ static inline void find_tile(const AttentionJob *job, const Part *part, long til
     for (long key = from; key < tile + rows->num_keys;) {
         const long inside = key % batch->block_size, left = tile + rows->num_keys - key;
         const long count = batch->block_size - inside < left ? batch->block_size - inside : left;
-        const long first = table[key / batch->block_size] * batch->block_stride + inside * row_stride + part->head * width;
+        const long first = table[key / batch->block_size] * batch->block_stride + inside * row_stride + walk->head * width;
         for (long i = 0; i < count; i++) {
             rows->keys[key - tile + i] = (const char *)job->k_cache + (first + i * row_stride) * item;
             rows->values[key - tile + i] = (const char *)job->v_cache + (first + i * row_stride) * item;
@@ -171,7 +173,9 @@ typedef struct {
 } TileGroups;
 
 // Groups that nobody sees stand for others.
-static inline void find_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, int is_bf16) {
+static inline void find_groups(const AttentionJob *job, const Walk *walk, TileGroups *groups, int is_bf16) {
+    const Part *part = &walk->part;
+    const long tile = walk->tile;
     const AttentionShape *shape = job->shape;
     const Batch *batch = job->batch;
     const int32_t *table = batch->block_tables + part->sequence * batch->table_stride + tile / batch->block_size;
@@ -182,7 +186,7 @@ static inline void find_groups(const AttentionJob *job, const Part *part, long t
         const long key = tile + g * GROUP_KEYS;
         groups->keys[g] = NULL;
         if (key >= part->end_key || key + GROUP_KEYS <= part->first_key) continue;
-        const long from = *table * batch->block_stride + group_offset(slot, shape->num_kv_heads, part->head, width);
+        const long from = *table * batch->block_stride + group_offset(slot, shape->num_kv_heads, walk->head, width);
         groups->keys[g] = at(job->k_cache, from, is_bf16);
         groups->values[g] = at(job->v_cache, from, is_bf16);
         seen = g;
@@ -193,11 +197,11 @@ static inline void find_groups(const AttentionJob *job, const Part *part, long t
 
 // Of V without all keys of the tile: zeros where nobody sees a group, with which `room` begins, and of a group that
 // has fewer keys a masked copy behind them.
-static inline void mask_groups(const AttentionJob *job, const Part *part, long tile, TileGroups *groups, uint32_t *room,
-                               int is_bf16) {
+static inline void mask_groups(const AttentionJob *job, const Walk *walk, TileGroups *groups, uint32_t *room, int is_bf16) {
+    const Part *part = &walk->part;
     const long width = job->shape->head_dim, group_words = num_steps(GROUP_KEYS, is_bf16) * width;
     for (long g = 0; g < TILE_GROUPS; g++) {
-        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
+        const long key = walk->tile + g * GROUP_KEYS, left = part->end_key - key;
         if (left <= 0 || key + GROUP_KEYS <= part->first_key) {
             groups->values[g] = room;
         } else if (left < GROUP_KEYS) {
@@ -207,46 +211,38 @@ static inline void mask_groups(const AttentionJob *job, const Part *part, long t
     }
 }
 
-// V of a tile's groups as unpacked V lie, [panels of D][steps of keys, PANEL], zeros where nobody sees a key.
-static inline void amx_copy_values(const AttentionJob *job, const Part *part, long tile, const TileGroups *groups,
-                                   const TileGroups *later, uint32_t *panels) {
-    const long width = job->shape->head_dim, steps = GROUP_KEYS / 2;
-    for (long g = 0; g < TILE_GROUPS; g++) {
-        const long key = tile + g * GROUP_KEYS, left = part->end_key - key;
-        const long seen = left <= 0 || key + GROUP_KEYS <= part->first_key ? 0 : left < GROUP_KEYS ? left : GROUP_KEYS;
-        const uint32_t *from = groups->values[g], *ahead = later->values[g];
+// V of a tile's group as unpacked V lie, [panels of D][steps of keys, PANEL], zeros where nobody sees a key. Meanwhile memory
+// is asked for what is `ahead`, or NULL.
+static inline __attribute__((always_inline)) void amx_copy_group(const AttentionJob *job, const Part *part, long tile, long g,
+                                                                 const TileGroups *groups, const uint32_t *ahead, uint32_t *panels) {
+    const long width = job->shape->head_dim, steps = GROUP_KEYS / 2, key = tile + g * GROUP_KEYS, left = part->end_key - key;
+    const long seen = left <= 0 || key + GROUP_KEYS <= part->first_key ? 0 : left < GROUP_KEYS ? left : GROUP_KEYS;
+    for (long d = 0; d < width; d += PANEL / 2) {  // a multiple of 32
+        const uint32_t *from = groups->values[g] + d;
+        uint32_t *to = panels + d / PANEL * V_PANEL_WORDS + g * steps * PANEL + d % PANEL;
         for (long step = 0; step < steps; step++) {
             const uint32_t mask = 2 * step + 1 < seen ? ~0u : 2 * step < seen ? 0xffff : 0;
-            for (long d = 0; d < width; d += PANEL / 2) {  // a multiple of 32
-                uint32_t *to = panels + d / PANEL * V_PANEL_WORDS + (g * steps + step) * PANEL + d % PANEL;
 #pragma GCC unroll 4
-                for (long i = 0; i < PANEL / 2; i += LANES) {
-                    __builtin_prefetch(ahead + d + i, 0, 2);
-                    vstore_bits(to + i, vload_bits(from + d + i) & mask);
-                }
+            for (long i = 0; i < PANEL / 2; i += LANES) {
+                if (ahead) __builtin_prefetch(ahead + step * width + d + i, 0, 2);
+                vstore_bits(to + i, vload_bits(from + i) & mask);
             }
-            from += width, ahead += width;
+            from += width, to += PANEL;
         }
     }
 }
 
-// Have tile registers, and zeros where panels have no step or column.
-static inline void begin_amx(const AttentionJob *job, int thread, long columns, const AttentionScratch *s) {
-    const long width = job->shape->head_dim, steps = num_steps(width, 1), all_steps = attended_words(width, 1);
-    take_amx(job->threads, thread);
-    if (columns != width) memset(s->v_panel, 0, (size_t)(TILE_KEYS / 2 * columns) * 4);
-    memset(s->k_panel + steps * TILE_KEYS, 0, (size_t)((all_steps - steps) * TILE_KEYS) * 4);
+// The same of a whole tile.
+static inline void amx_copy_values(const AttentionJob *job, const Part *part, long tile, const TileGroups *groups,
+                                   const TileGroups *later, uint32_t *panels) {
+    for (long g = 0; g < TILE_GROUPS; g++) amx_copy_group(job, part, tile, g, groups, later->values[g], panels);
 }
 
-// Where the tile behind this one lies, or the first one of the task's next part or of the thread's next task; false:
-// there is none.
-static inline int find_later(const AttentionJob *job, long task, long nth, const Part *part, long tile, Part *of, long *later) {
-    *of = *part;
-    *later = tile + TILE_KEYS;
-    if (*later < part->end_key) return 1;
-    if (!part_of(job, task, nth + 1, of) && !part_of(job, task + 1, 0, of)) return 0;
-    *later = of->first_key / TILE_KEYS * TILE_KEYS;
-    return 1;
+// Zeros where panels have no step or column.
+static inline void begin_panels(const AttentionJob *job, long columns, const AttentionScratch *s) {
+    const long width = job->shape->head_dim, steps = num_steps(width, 1), all_steps = attended_words(width, 1);
+    if (columns != width) memset(s->v_panel, 0, (size_t)(TILE_KEYS / 2 * columns) * 4);
+    memset(s->k_panel + steps * TILE_KEYS, 0, (size_t)((all_steps - steps) * TILE_KEYS) * 4);
 }
 
 // Widths of a job's rows, in words or numbers.
@@ -262,24 +258,29 @@ static inline AttentionScratch from_row(const AttentionScratch *s, long row, con
                               .totals = s->totals + row * LANES};
 }
 
-static inline __attribute__((always_inline)) void begin_rows(const AttentionJob *job, const Part *part, const AttentionScratch *s,
-                                                             const RowWidths *widths, const int is_bf16) {
+// The rows of one head.
+static inline AttentionScratch of_head(const AttentionScratch *all, const Part *part, long head, const RowWidths *widths) {
+    return from_row(all, part->first_row + (head - part->head) * part->num_rows, widths);
+}
+
+static inline __attribute__((always_inline)) void begin_rows(const AttentionJob *job, const Part *part, long head,
+                                                             const AttentionScratch *s, const RowWidths *widths, const int is_bf16) {
     const long width = job->shape->head_dim, group = group_of(job->shape);
     for (long row = 0; row < part->num_rows; row++) {
-        const long token = part->first_token + row / group, of = part->head * group + row % group;
+        const long token = part->first_token + row / group, of = head * group + row % group;
         copy_attended(at(job->q, token * job->q_stride + of * width, is_bf16), width, s->q + row * widths->q, is_bf16);
         begin_weights(s, row, job->sinks ? job->sinks[of] : -INFINITY, is_bf16);
     }
     memset(s->sums, 0, (size_t)(part->num_rows * widths->columns) * 4);
 }
 
-static inline __attribute__((always_inline)) void end_attended(const AttentionJob *job, const Part *part, const AttentionScratch *s,
-                                                               const RowWidths *widths, const int is_bf16) {
+static inline __attribute__((always_inline)) void end_rows_of(const AttentionJob *job, const Part *part, long head,
+                                                              const AttentionScratch *s, const RowWidths *widths, const int is_bf16) {
     const AttentionShape *shape = job->shape;
     const long width = shape->head_dim, group = group_of(shape);
-    const float v_scale = job->batch->cache_kind != CACHE_AS_ROWS ? job->v_scale[part->head] : 1.0f;
+    const float v_scale = job->batch->cache_kind != CACHE_AS_ROWS ? job->v_scale[head] : 1.0f;
     for (long row = 0; row < part->num_rows; row++) {
-        const long token = part->first_token + row / group, of = part->head * group + row % group;
+        const long token = part->first_token + row / group, of = head * group + row % group;
         const long to = (token * shape->num_heads + of) * width;
         const float total = total_weight(s, row), *sums = s->sums + row * widths->columns;
         long d = 0;
@@ -289,32 +290,42 @@ static inline __attribute__((always_inline)) void end_attended(const AttentionJo
     }
 }
 
+// Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
+static inline Weighing weighing_of(const AttentionJob *job, const Part *part, long head) {
+    const AttentionShape *shape = job->shape;
+    const long group = group_of(shape);
+    const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
+    return (Weighing){.scale = shape->scale * (is_coded ? job->k_scale[head] : 1.0f), .soft_cap = shape->soft_cap,
+                      .slopes = job->slopes ? job->slopes + head * group : NULL, .position = part->position,
+                      .window = job->window, .group = group};
+}
+
 #if TAKES_AMX
 // Attend to the packed keys of a part by sixteens of its rows, two of them at least: beside the weights of one are the next
-// one's scores, and values of the one before. Whole sixteens are computed: rows behind the part's are nobody's. `later`: the
-// groups of the first tile; in the end those of the tile that find_later finds for the last one.
-static void attend_by_sixteens(const AttentionJob *job, long task, const Part *part, const AttentionScratch *s,
-                               const Weighing *by, const RowWidths *widths, TileGroups *later) {
+// one's scores, and values of the one before. Whole sixteens are computed: rows behind the part's are nobody's.
+static void attend_by_sixteens(const AttentionJob *job, const Walk *first, const AttentionScratch *s, const RowWidths *widths) {
+    const Part *part = &first->part;
+    const Weighing by = weighing_of(job, part, first->head);
     const long columns = widths->columns, num_rows = part->num_rows;
-    TileGroups groups = *later;
-    amx_scores(AMX_ROWS, widths->q, s->q, groups.keys, groups.keys, s->scores);
+    Walk later = *first;
+    TileGroups groups, later_groups;
+    find_groups(job, first, &later_groups, 1);
+    amx_scores(AMX_ROWS, widths->q, s->q, later_groups.keys, later_groups.keys, s->scores);
     AmxValues values = {.panels = s->v_panel, .columns = columns};
     int turn = 0;  // scores and weights lie in two buffers
-    for (long tile = part->first_key / TILE_KEYS * TILE_KEYS; tile < part->end_key; tile += TILE_KEYS) {
+    for (long tile = first->tile; tile < part->end_key; tile += TILE_KEYS) {
         const int is_last = tile + TILE_KEYS >= part->end_key;
-        Part next;
-        long next_tile;
-        groups = *later;
-        if (find_later(job, task, 0, part, tile, &next, &next_tile)) find_groups(job, &next, next_tile, later, 1);
+        groups = later_groups;
+        if (walk_on(job, &later)) find_groups(job, &later, &later_groups, 1);
         for (long row = 0; row < num_rows; row += AMX_ROWS, turn = !turn) {
             const long left = num_rows - row, rows = left < AMX_ROWS ? left : AMX_ROWS, next_row = left > AMX_ROWS ? row + AMX_ROWS : 0;
             AttentionScratch here = from_row(s, row, widths);
             here.scores = s->scores + turn * AMX_ROWS * TILE_KEYS, here.weights = s->weights + turn * AMX_ROWS * widths->weights;
-            const AmxScores scores = {.q = s->q + next_row * widths->q, .steps = widths->q, .groups = next_row ? groups.keys : later->keys,
-                                      .later = row ? NULL : later->keys, .scores = s->scores + !turn * AMX_ROWS * TILE_KEYS};
-            cap_and_mask(&here, by, row, rows, tile);
-            amx_weigh_beside(&here, by, rows, columns, is_last && !next_row ? NULL : &scores, values.weights ? &values : NULL);
-            if (!row) amx_copy_values(job, part, tile, &groups, later, s->v_panel);  // those of the tile before are not needed any more
+            const AmxScores scores = {.q = s->q + next_row * widths->q, .steps = widths->q, .groups = next_row ? groups.keys : later_groups.keys,
+                                      .later = row ? NULL : later_groups.keys, .scores = s->scores + !turn * AMX_ROWS * TILE_KEYS};
+            cap_and_mask(&here, &by, row, rows, tile);
+            amx_weigh_beside(&here, &by, rows, columns, is_last && !next_row ? NULL : &scores, values.weights ? &values : NULL);
+            if (!row) amx_copy_values(job, part, tile, &groups, &later_groups, s->v_panel);  // the last tile's are not needed any more
             values.weights = here.weights, values.sums = here.sums;
         }
     }
@@ -322,79 +333,157 @@ static void attend_by_sixteens(const AttentionJob *job, long task, const Part *p
         amx_attended(AMX_ROWS, PANEL / AMX_WIDTH, values.weights, widths->weights, values.panels + d / PANEL * V_PANEL_WORDS,
                      values.sums + d, columns, 1);
 }
+
+// A tile's keys, then its values, that memory is asked for.
+typedef struct {
+    TileGroups of;
+    long group_bytes;    // of each of its 8 groups
+    long group, inside;  // what comes next
+} Fetch;
+
+#define FETCHED (8 * 64)  // bytes at a time: a quarter of a group, or less
+
+static inline __attribute__((always_inline)) void fetch_on(Fetch *fetch, long bytes) {
+    for (; bytes > 0 && fetch->group < 2 * TILE_GROUPS; bytes -= FETCHED) {
+        const long group = fetch->group;
+        const char *from = (const char *)(group < TILE_GROUPS ? fetch->of.keys[group] : fetch->of.values[group - TILE_GROUPS]);
+#pragma GCC unroll 8
+        for (int line = 0; line < FETCHED; line += 64) __builtin_prefetch(from + fetch->inside + line, 0, 2);
+        fetch->inside += FETCHED;
+        if (fetch->inside == fetch->group_bytes) fetch->inside = 0, fetch->group++;
+    }
+}
+
+// Attend to the packed keys of a part with 16 rows of each head, at the most. There is little to compute, and memory should
+// never idle: lines of the item after the next one are asked for all the time, an item being a tile of one head. And nothing
+// waits for what has just been computed: an item's scores are there before its turn, its values are multiplied in the next one's.
+static void attend_few_rows(const AttentionJob *job, const Walk *first, const AttentionScratch *all, const RowWidths *widths) {
+    const Part *part = &first->part;
+    const long columns = widths->columns, halves = columns / (PANEL / 2), end_head = part->head + part->num_heads;
+    Walk ahead = *first;
+    TileGroups groups, next_groups;
+    Fetch fetch = {.group_bytes = GROUP_KEYS * job->shape->head_dim * 2};
+    find_groups(job, &ahead, &next_groups, 1);
+    fetch.of = next_groups;
+    int is_ahead = walk_on(job, &ahead);
+    if (is_ahead) find_groups(job, &ahead, &fetch.of, 1);
+    AmxScores scores = {.q = of_head(all, part, part->head, widths).q, .steps = widths->q, .groups = next_groups.keys, .scores = all->scores};
+    for (int half = 0; half < 2; half++) {
+        amx_begin_scores(&scores, half);
+        amx_end_scores(&scores, half);
+    }
+    AmxValues values = {.panels = all->v_panel, .columns = columns};
+    for (long tile = first->tile; tile < part->end_key; tile += TILE_KEYS)
+        for (long head = part->head; head < end_head; head++) {
+            const int is_last = tile + TILE_KEYS >= part->end_key && head + 1 == end_head;
+            AttentionScratch here = of_head(all, part, head, widths);
+            here.scores = all->scores;
+            const Weighing by = weighing_of(job, part, head);
+            groups = next_groups, next_groups = fetch.of;
+            if (is_ahead && (is_ahead = walk_on(job, &ahead))) find_groups(job, &ahead, &fetch.of, 1);
+            fetch.group = fetch.inside = 0;
+            for (long half = 0; half < halves; half++) {
+                if (values.weights) amx_begin_values(&values, half);
+                fetch_on(&fetch, fetch.group_bytes * 3 / halves);
+                if (values.weights) amx_end_values(&values, half);
+            }
+            fetch_on(&fetch, fetch.group_bytes);
+            cap_and_mask(&here, &by, 0, part->num_rows, tile);
+            weigh_rows(&here, &by, 0, part->num_rows, columns, 1);
+            values.weights = here.weights, values.sums = here.sums;
+            for (long g = 0; g < TILE_GROUPS; g++) {
+                amx_copy_group(job, part, tile, g, &groups, NULL, all->v_panel);
+                fetch_on(&fetch, fetch.group_bytes / 2);
+            }
+            scores.q = of_head(all, part, head + 1 < end_head ? head + 1 : part->head, widths).q;
+            for (long half = 0; half < 2; half++) {
+                if (!is_last) amx_begin_scores(&scores, half);
+                fetch_on(&fetch, half ? 2 * TILE_GROUPS * fetch.group_bytes : fetch.group_bytes);
+                if (!is_last) amx_end_scores(&scores, half);
+            }
+        }
+    for (long half = 0; half < halves; half++) {
+        amx_begin_values(&values, half);
+        amx_end_values(&values, half);
+    }
+}
 #endif
+
+// Attend to the keys of a part, all rows of a head at a time.
+static inline __attribute__((always_inline)) void attend_tiles(const AttentionJob *job, const Walk *first, const AttentionScratch *all,
+                                                               const RowWidths *widths, const int is_bf16) {
+    const long width = job->shape->head_dim, num_rows = first->part.num_rows, columns = widths->columns;
+    const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
+    const int is_packed = job->batch->is_packed != 0, is_amx = takes_amx(is_bf16), kind = job->batch->cache_kind;
+    TileRows rows[2];
+    TileGroups groups, later_groups;
+    Walk here = *first, next;
+    if (is_packed) find_groups(job, &here, &later_groups, is_bf16);
+    else find_tile(job, &here, &rows[0], is_bf16);
+    for (int now = 0, has_later = 1; has_later && here.task == first->task && here.nth == first->nth; here = next, now = !now) {
+        const AttentionScratch s = of_head(all, &here.part, here.head, widths);
+        const Weighing by = weighing_of(job, &here.part, here.head);
+        next = here;
+        has_later = walk_on(job, &next);
+        if (is_packed) {
+            groups = later_groups;
+            if (has_later) find_groups(job, &next, &later_groups, is_bf16);
+            if (is_amx) amx_copy_values(job, &here.part, here.tile, &groups, &later_groups, s.v_panel);
+            else mask_groups(job, &here, &groups, s.v_panel, is_bf16);
+            packed_scores(num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
+        } else {
+            const TileRows *of_here = &rows[now], *later = has_later ? &rows[!now] : of_here;
+            if (has_later) find_tile(job, &next, &rows[!now], is_bf16);
+            pack_keys(of_here->keys, later->keys, of_here->num_keys, width, s.k_panel, is_bf16, kind);
+            pack_values(of_here->values, later->values, of_here->num_keys, width, s.v_panel, is_bf16, kind);
+            attended_product(num_rows, steps, s.q, widths->q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
+        }
+        weigh(&s, &by, num_rows, here.tile, columns, is_bf16);
+        if (is_packed && !is_amx) {
+            packed_values(num_rows, width, s.weights, groups.values, later_groups.values, s.sums, columns, is_bf16);
+            continue;
+        }
+        for (long d = 0; d < columns; d += PANEL)
+            attended_product(num_rows, key_steps, s.weights, widths->weights, s.v_panel + d / PANEL * key_steps * PANEL,
+                             s.sums + d, columns, s.k_panel, 1, is_bf16);
+    }
+}
 
 static inline __attribute__((always_inline)) void attend(const AttentionJob *job, long task, int thread,
                                                          const int is_bf16) {
     const AttentionShape *shape = job->shape;
-    const long width = shape->head_dim, steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
+    const long width = shape->head_dim, key_steps = num_steps(TILE_KEYS, is_bf16);
     const RowWidths widths = {attended_words(width, is_bf16), x_words(key_steps, is_bf16), (width + PANEL - 1) / PANEL * PANEL};
-    const int is_packed = job->batch->is_packed != 0;
+    const int is_packed = job->batch->is_packed != 0, is_amx = takes_amx(is_bf16);
     Part part;
     AttentionScratch all;
     lay_out(shape, scratch_of(job->threads, thread), &all);
     for (long nth = 0; part_of(job, task, nth, &part); nth++) {
-        if (part.first_token < 0) continue;
-        const AttentionScratch s = from_row(&all, part.first_row, &widths);
-        begin_rows(job, &part, &s, &widths, is_bf16);
+        for (long head = part.head; head < part.head + part.num_heads && part.first_token >= 0; head++) {
+            const AttentionScratch s = of_head(&all, &part, head, &widths);
+            begin_rows(job, &part, head, &s, &widths, is_bf16);
+        }
     }
-    const int is_amx = takes_amx(is_bf16);
-    if (is_amx) begin_amx(job, thread, widths.columns, &all);
+    if (is_amx) begin_panels(job, widths.columns, &all);
     else if (is_packed) memset(all.v_panel, 0, (size_t)(key_steps / TILE_GROUPS * width) * 4);
     else if (widths.columns != width) memset(all.v_panel, 0, (size_t)(key_steps * widths.columns) * 4);
 
-    TileRows rows[2];
-    TileGroups groups, later_groups;
-    part_of(job, task, 0, &part);
-    long tile = part.first_key / TILE_KEYS * TILE_KEYS;
-    if (is_packed) find_groups(job, &part, tile, &later_groups, is_bf16);
-    else find_tile(job, &part, tile, &rows[0], is_bf16);
-    // Codes are multiplied as they are, exactly; their scales belong to the scores and to what is attended.
-    const int is_coded = job->batch->cache_kind != CACHE_AS_ROWS;
-    Weighing by = {.scale = shape->scale * (is_coded ? job->k_scale[part.head] : 1.0f), .soft_cap = shape->soft_cap,
-                   .slopes = job->slopes ? job->slopes + part.head * group_of(shape) : NULL, .window = job->window,
-                   .group = group_of(shape)};
-    int now = 0;
-    for (long nth = 0; part_of(job, task, nth, &part); nth++) {
-        const AttentionScratch s = from_row(&all, part.first_row, &widths);
-        by.position = part.position;
+    Walk here;
+    for (long nth = 0; begin_part(job, task, nth, &here); nth++) {
+        part = here.part;
 #if TAKES_AMX
-        // Behind the rows of what a task walks first are nobody's.
-        if (is_amx && is_packed && nth == 0 && part.num_rows > AMX_ROWS) {
-            attend_by_sixteens(job, task, &part, &s, &by, &widths, &later_groups);
-            if (part.first_token >= 0) end_attended(job, &part, &s, &widths, is_bf16);
-            continue;
-        }
+        if (is_amx) take_amx(job->threads, thread, part.num_rows);
+        if (is_amx && is_packed && part.num_rows <= AMX_ROWS) {
+            attend_few_rows(job, &here, &all, &widths);
+        } else if (is_amx && is_packed && nth == 0) {  // behind the rows of what a task walks first are nobody's
+            attend_by_sixteens(job, &here, &all, &widths);
+        } else
 #endif
-        for (tile = part.first_key / TILE_KEYS * TILE_KEYS; tile < part.end_key; tile += TILE_KEYS, now = !now) {
-            const TileRows *here = &rows[now], *later = &rows[!now];
-            Part next;
-            long next_tile;
-            const int has_later = find_later(job, task, nth, &part, tile, &next, &next_tile);
-            if (is_packed) {
-                groups = later_groups;
-                if (has_later) find_groups(job, &next, next_tile, &later_groups, is_bf16);
-                if (is_amx) amx_copy_values(job, &part, tile, &groups, &later_groups, s.v_panel);
-                else mask_groups(job, &part, tile, &groups, s.v_panel, is_bf16);
-                packed_scores(part.num_rows, steps, s.q, groups.keys, later_groups.keys, s.scores, is_bf16);
-            } else {
-                if (has_later) find_tile(job, &next, next_tile, &rows[!now], is_bf16);
-                else later = here;
-                const int kind = job->batch->cache_kind;
-                pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, kind);
-                pack_values(here->values, later->values, here->num_keys, width, s.v_panel, is_bf16, kind);
-                attended_product(part.num_rows, steps, s.q, widths.q, s.k_panel, s.scores, TILE_KEYS, s.v_panel, 0, is_bf16);
-            }
-            weigh(&s, &by, part.num_rows, tile, widths.columns, is_bf16);
-            if (is_packed && !is_amx) {
-                packed_values(part.num_rows, width, s.weights, groups.values, later_groups.values, s.sums, widths.columns, is_bf16);
-                continue;
-            }
-            for (long d = 0; d < widths.columns; d += PANEL)
-                attended_product(part.num_rows, key_steps, s.weights, widths.weights, s.v_panel + d / PANEL * key_steps * PANEL,
-                                 s.sums + d, widths.columns, s.k_panel, 1, is_bf16);
+            attend_tiles(job, &here, &all, &widths, is_bf16);
+        for (long head = part.head; head < part.head + part.num_heads && part.first_token >= 0; head++) {
+            const AttentionScratch s = of_head(&all, &part, head, &widths);
+            end_rows_of(job, &part, head, &s, &widths, is_bf16);
         }
-        if (part.first_token >= 0) end_attended(job, &part, &s, &widths, is_bf16);
     }
 }
 

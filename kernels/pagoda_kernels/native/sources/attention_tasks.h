@@ -13,6 +13,7 @@
 #define FEW_TASKS 4       // of a thread; a bundle's walks no more than one of so many parts of what is a thread's
 #define BUNDLE_TOKENS 8   // new ones of a sequence, at the most: more rows gain nothing from others
 #define BUNDLE_SHARE 4    // a bundle's sequences share at least one of so many of their keys
+#define JOINED_ROWS 16    // of each head, in a task of all heads, at the most
 
 typedef struct {
     const int32_t *cu_seqlens_q;   // [S + 1]
@@ -41,6 +42,7 @@ typedef struct {
     int64_t first_task;
     int64_t first_member;
     int64_t shared_keys;  // whole tiles that all tokens see; 0: a sequence alone
+    int64_t num_heads;    // of keys and values, that each of its tasks has
 } Bundle;
 
 typedef struct {
@@ -122,6 +124,14 @@ static inline long gather_bundle(const AttentionShape *shape, const Batch *batch
     return count;
 }
 
+// Whether one task has all heads of a sequence's keys. Few rows wait for memory alone, and what all heads read of a block lies
+// side by side; but the task must be no more than one of so many parts of what is a thread's.
+static inline int joins_heads(const AttentionShape *shape, const Batch *batch, long s, long most_keys) {
+    const long num_new = num_new_of(batch, s), heads = shape->num_kv_heads;
+    return num_new * group_of(shape) <= JOINED_ROWS && num_new * heads <= most_tokens(shape) &&
+        batch->context_lens[s] * heads <= most_keys;
+}
+
 // Tasks of so many tokens if no sequences are bundled, and the keys that they walk.
 static inline long tasks_alone(const AttentionShape *shape, const Batch *batch, long tokens, long *keys) {
     long count = 0;
@@ -142,19 +152,22 @@ static void find_tasks(const AttentionShape *shape, const Batch *batch, long num
         const int is_bundled = tasks_alone(shape, batch, tasks->tokens, &keys) > FEW_TASKS * num_threads && may_share;
         const long most_keys = keys / (FEW_TASKS * num_threads);
         int is_shared = 0;
-        long num_tasks = 0, member = 0;
+        long num_tasks = 0, if_apart = 0, member = 0;  // tasks as they are, and with all heads apart
         for (long s = 0; s < batch->num_seqs; s++) tasks->members[s] = (int32_t)s;
         for (tasks->count = 0; member < batch->num_seqs; tasks->count++) {
             Bundle *bundle = &tasks->bundles[tasks->count];
-            *bundle = (Bundle){num_tasks, member, 0};
-            const long num_new = num_new_of(batch, tasks->members[member]);
+            *bundle = (Bundle){num_tasks, member, 0, 1};
             if (is_bundled) member += gather_bundle(shape, batch, tasks->members, member, rows, most_keys, &bundle->shared_keys);
             else member++;
+            const long leader = tasks->members[bundle->first_member], num_new = num_new_of(batch, leader);
             is_shared |= bundle->shared_keys > 0;
-            num_tasks += (bundle->shared_keys ? 1 : (num_new + tasks->tokens - 1) / tasks->tokens) * shape->num_kv_heads;
+            if (!bundle->shared_keys && joins_heads(shape, batch, leader, most_keys)) bundle->num_heads = shape->num_kv_heads;
+            const long of_head = bundle->shared_keys ? 1 : (num_new + tasks->tokens - 1) / tasks->tokens;
+            num_tasks += of_head * (shape->num_kv_heads / bundle->num_heads);
+            if_apart += of_head * shape->num_kv_heads;
         }
-        tasks->bundles[tasks->count] = (Bundle){num_tasks, member, 0};
-        if (num_tasks >= FEW_TASKS * num_threads || (rows < TASK_ROWS && !is_shared)) return;
+        tasks->bundles[tasks->count] = (Bundle){num_tasks, member, 0, 1};
+        if (if_apart >= FEW_TASKS * num_threads || (rows < TASK_ROWS && !is_shared)) return;
     }
 }
 
@@ -162,8 +175,9 @@ static inline long num_tasks_of(const Tasks *tasks) { return tasks->bundles[task
 
 // Tokens of a task, and the keys that they walk next.
 typedef struct {
-    long sequence, head;      // of keys and values
-    long first_row, num_rows; // of the task: tokens times heads of the KV head
+    long sequence;
+    long head, num_heads;     // of keys and values: the first one, and how many
+    long first_row, num_rows; // of the task, for the first head: tokens times heads of the KV head; behind them the next one's
     long first_token;         // of the step; negative: of several sequences
     long position;            // of that token, or one behind all keys
     long first_key, end_key;
@@ -186,13 +200,13 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     const int32_t *members = tasks->members + bundle->first_member;
     const long shared = bundle->shared_keys, num_members = bundle[1].first_member - bundle->first_member;
     // Tasks of a head follow one another: what they read is the same.
-    const long of_head = (bundle[1].first_task - bundle->first_task) / shape->num_kv_heads;
-    const long head = (task - bundle->first_task) / of_head, of_tokens = (task - bundle->first_task) % of_head;
+    const long of_head = (bundle[1].first_task - bundle->first_task) / (shape->num_kv_heads / bundle->num_heads);
+    const long head = (task - bundle->first_task) / of_head * bundle->num_heads, of_tokens = (task - bundle->first_task) % of_head;
     if (nth > (shared ? num_members : 0)) return 0;
     if (shared && nth == 0) {
         long num_rows = 0;
         for (long i = 0; i < num_members; i++) num_rows += num_new_of(batch, members[i]) * group;
-        *part = (Part){.sequence = members[0], .head = head, .num_rows = num_rows, .first_token = -1, .position = shared,
+        *part = (Part){.sequence = members[0], .head = head, .num_heads = 1, .num_rows = num_rows, .first_token = -1, .position = shared,
                        .end_key = shared};
         return 1;
     }
@@ -204,9 +218,32 @@ static inline int part_of(const AttentionJob *job, long task, long nth, Part *pa
     const long from_end = of_head - 1 - of_tokens, first = num_new * from_end / of_head, end = num_new * (from_end + 1) / of_head;
     const long before = batch->context_lens[sequence] - num_new, position = before + first;
     *part = (Part){
-        .sequence = sequence, .head = head, .first_row = first_row, .num_rows = (end - first) * group,
+        .sequence = sequence, .head = head, .num_heads = bundle->num_heads, .first_row = first_row, .num_rows = (end - first) * group,
         .first_token = start + first, .position = position, .end_key = before + end,
         .first_key = job->window && position + 1 > job->window ? position + 1 - job->window : shared,
     };
     return 1;
+}
+
+// What is attended to at a time: a tile of keys, by the rows of one head.
+typedef struct {
+    long task, nth;  // of the task's parts
+    Part part;
+    long tile, head;
+} Walk;
+
+// At the beginning of a task's part, if there is one.
+static inline int begin_part(const AttentionJob *job, long task, long nth, Walk *walk) {
+    if (!part_of(job, task, nth, &walk->part)) return 0;
+    walk->task = task, walk->nth = nth;
+    walk->tile = walk->part.first_key / TILE_KEYS * TILE_KEYS, walk->head = walk->part.head;
+    return 1;
+}
+
+// On to the tile's next head, the part's next tile, the task's next part or the thread's next task; false: there is none.
+static inline int walk_on(const AttentionJob *job, Walk *walk) {
+    const Part *part = &walk->part;
+    if (++walk->head < part->head + part->num_heads) return 1;
+    walk->head = part->head, walk->tile += TILE_KEYS;
+    return walk->tile < part->end_key || begin_part(job, walk->task, walk->nth + 1, walk) || begin_part(job, walk->task + 1, 0, walk);
 }

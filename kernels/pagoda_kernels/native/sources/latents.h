@@ -198,15 +198,15 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     const long width = shape->head_dim, value_width = all->latents->kv_rank, tokens = job->batch->num_tokens;
     const long steps = num_steps(width, is_bf16), key_steps = num_steps(TILE_KEYS, is_bf16);
     const long columns = (value_width + PANEL - 1) / PANEL * PANEL, q_words = attended_words(width, is_bf16);
-    Part part;
-    part_of(job, task / all->num_parts, 0, &part);
+    Walk walk = {0};
+    begin_part(job, task / all->num_parts, 0, &walk);
+    const Part part = walk.part;
     const long nth = task % all->num_parts;
     const long first_head = shape->num_heads * nth / all->num_parts;
     const long heads = shape->num_heads * (nth + 1) / all->num_parts - first_head;
     const long num_rows = part.num_rows / shape->num_heads * heads;
     TileRows rows[2];
-    long tile = 0;
-    find_tile(job, &part, tile, &rows[0], is_bf16);
+    find_tile(job, &walk, &rows[0], is_bf16);
     const Weighing by = {.scale = shape->scale, .soft_cap = shape->soft_cap, .position = part.position, .group = heads};
     AttentionScratch s;
     const size_t most_rows = (size_t)(most_tokens(shape) * most_heads(shape));
@@ -218,14 +218,16 @@ static inline __attribute__((always_inline)) void attend_latents(const LatentsJo
     }
     memset(s.sums, 0, (size_t)(num_rows * columns) * 4);
     if (takes_amx(is_bf16)) {
-        take_amx(job->threads, thread);
+        take_amx(job->threads, thread, num_rows);
         memset(s.k_panel + steps * TILE_KEYS, 0, (size_t)((q_words - steps) * TILE_KEYS) * 4);
     }
     if (columns != value_width) memset(s.v_panel, 0, (size_t)(key_steps * columns) * 4);
-    for (int now = 0; tile < part.end_key; tile += TILE_KEYS, now = !now) {
+    for (int now = 0; walk.tile < part.end_key; now = !now) {
+        const long tile = walk.tile;
         const TileRows *here = &rows[now], *later = here;
-        if (tile + TILE_KEYS < part.end_key) {
-            find_tile(job, &part, tile + TILE_KEYS, &rows[!now], is_bf16);
+        walk.tile += TILE_KEYS;
+        if (walk.tile < part.end_key) {
+            find_tile(job, &walk, &rows[!now], is_bf16);
             later = &rows[!now];
         }
         pack_keys(here->keys, later->keys, here->num_keys, width, s.k_panel, is_bf16, CACHE_AS_ROWS);

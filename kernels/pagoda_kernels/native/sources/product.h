@@ -527,7 +527,7 @@ static inline void panel_rows(const ProductJob *job, long panel, long chunk, con
 #if TAKES_AMX
     if (takes_amx(linear->is_bf16)) {
         const AmxX blocks = {job->x, amx_blocks(linear->width), job->num_rows};
-        take_amx(job->threads, thread);
+        take_amx(job->threads, thread, end - row);
         if (linear->bits == TWELVE_BITS) {
             const TwelvePart part = first_part(linear, panel, scratch->widened);
             amx_twelve_product(end - row, steps, &blocks, row, &part, later, scratch, &ending.done);

@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     _Atomic uint64_t ticket __attribute__((aligned(64)));
     _Atomic int has_task;
-    int has_amx;  // its tile registers are ours (amx.h)
+    int amx_rows;  // that its tile registers are for (amx.h)
 } Working;
 
 typedef struct Threads {
@@ -76,13 +76,15 @@ static inline void *scratch_of(const Threads *threads, int thread) {
     return threads->scratch + threads->scratch_bytes * (size_t)thread;
 }
 
-// Have the tile registers of a thread that has a task.
-static inline void take_amx(Threads *threads, int thread) { amx_configure(&threads->working[thread].has_amx); }
+// Have the tile registers of a thread that has a task, for so many rows at a time: all of them if they are fewer than a tile's.
+static inline void take_amx(Threads *threads, int thread, long num_rows) {
+    amx_configure(&threads->working[thread].amx_rows, num_rows < AMX_ROWS ? (int)num_rows : AMX_ROWS);
+}
 
 // Who computes does so alone, from one to the other. Behind them his tile registers are anybody's.
 static inline void enter(Threads *threads) { pthread_mutex_lock(&threads->mutex); }
 static inline void leave(Threads *threads) {
-    amx_release(&threads->working[0].has_amx);
+    amx_release(&threads->working[0].amx_rows);
     pthread_mutex_unlock(&threads->mutex);
 }
 
@@ -162,7 +164,7 @@ static void *help(void *argument) {
         int limit = atomic_load(&threads->limit);
         if (atomic_load(&threads->is_closing)) return NULL;
         if (helper.thread >= limit) {
-            amx_release(&threads->working[helper.thread].has_amx);
+            amx_release(&threads->working[helper.thread].amx_rows);
             syscall(SYS_futex, &threads->limit, FUTEX_WAIT_PRIVATE, limit, NULL, NULL, 0);
             seen = epoch - 1;
         } else if (epoch != seen) {
@@ -171,7 +173,7 @@ static void *help(void *argument) {
         } else if (++spins < SPINS) {
             pause_briefly();
         } else {
-            amx_release(&threads->working[helper.thread].has_amx);
+            amx_release(&threads->working[helper.thread].amx_rows);
             atomic_fetch_add(&threads->num_asleep, 1);
             syscall(SYS_futex, &threads->epoch, FUTEX_WAIT_PRIVATE, epoch, NULL, NULL, 0);
             atomic_fetch_sub(&threads->num_asleep, 1);
