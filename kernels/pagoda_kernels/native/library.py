@@ -57,6 +57,7 @@ _AVX512_BF16_FLAGS = (
     "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma",
 )  # fmt: skip
 _AMX = frozenset({"amx_tile", "amx_bf16"})
+_BF16_PAIRS = frozenset({"avx512_bf16"})
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 # Name -> what the processor must have, as /proc/cpuinfo calls it, and what the compiler is told.
@@ -249,7 +250,12 @@ def best_instruction_set(flags: frozenset[str]) -> str | None:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return the flags of /proc/cpuinfo; none on unknown machines, and on macOS, which has none."""
+    """Return the flags of /proc/cpuinfo; none on unknown machines, and on macOS, which has none.
+
+    Without those that are of no use: tile registers that the kernel gives nobody, as a hypervisor
+    may hide them, too; and then, on Intel, products of pairs of bf16, which take longer there than
+    those of floats (ADR 78).
+    """
     if platform.machine() not in MACHINES:
         return frozenset()
     try:
@@ -259,7 +265,9 @@ def processor_flags() -> frozenset[str]:
     names = "flags", "Features"  # as x86-64 and aarch64 call them
     line = next((line for line in text.splitlines() if line.startswith(names)), "")
     flags = frozenset(line.partition(":")[2].split())
-    return flags if flags >= _AMX and _may_use_amx() else flags - _AMX
+    if flags >= _AMX and _may_use_amx():
+        return flags
+    return flags - _AMX - (_BF16_PAIRS if "GenuineIntel" in text else frozenset())
 
 
 def _may_use_amx() -> bool:

@@ -139,6 +139,10 @@ def test_without_the_kernels_leave_there_are_no_tile_registers(
     assert best_instruction_set(processor_flags()) == "amx"
     monkeypatch.setattr(module, "_may_use_amx", lambda: False)
     assert best_instruction_set(processor_flags()) == "avx512bf16"
+    cpuinfo.write_text(f"vendor_id : GenuineIntel\nflags : {' '.join(every)}\n")
+    assert best_instruction_set(processor_flags()) == "avx512"  # whose pairs take longer
+    monkeypatch.setattr(module, "_may_use_amx", lambda: True)
+    assert best_instruction_set(processor_flags()) == "amx"
 
 
 def test_what_others_can_write_is_not_run(

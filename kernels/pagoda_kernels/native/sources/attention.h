@@ -342,7 +342,6 @@ typedef struct {
 } Fetch;
 
 #define FETCHED (8 * 64)  // bytes at a time: a quarter of a group, or less
-
 static inline __attribute__((always_inline)) void fetch_on(Fetch *fetch, long bytes) {
     for (; bytes > 0 && fetch->group < 2 * TILE_GROUPS; bytes -= FETCHED) {
         const long group = fetch->group;
@@ -357,6 +356,8 @@ static inline __attribute__((always_inline)) void fetch_on(Fetch *fetch, long by
 // Attend to the packed keys of a part with 16 rows of each head, at the most. There is little to compute, and memory should
 // never idle: lines of the item after the next one are asked for all the time, an item being a tile of one head. And nothing
 // waits for what has just been computed: an item's scores are there before its turn, its values are multiplied in the next one's.
+// A core has about 64 lines on their way, so of eight groups three are asked for beside values, one before weights, two beside
+// copies and two beside scores.
 static void attend_few_rows(const AttentionJob *job, const Walk *first, const AttentionScratch *all, const RowWidths *widths) {
     const Part *part = &first->part;
     const long columns = widths->columns, halves = columns / (PANEL / 2), end_head = part->head + part->num_heads;
