@@ -341,7 +341,8 @@ typedef struct {
     long group, inside;  // what comes next
 } Fetch;
 
-#define FETCHED (8 * 64)  // bytes at a time: a quarter of a group, or less
+#define FETCHED (8 * 64)  // bytes at a time: a quarter of a group of 64 columns
+// Ask for so many bytes more, as long as there are some.
 static inline __attribute__((always_inline)) void fetch_on(Fetch *fetch, long bytes) {
     for (; bytes > 0 && fetch->group < 2 * TILE_GROUPS; bytes -= FETCHED) {
         const long group = fetch->group;
