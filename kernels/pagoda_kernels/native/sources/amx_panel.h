@@ -14,7 +14,7 @@
 
 #define FEW_ROWS 64
 #define SHARE_BITS 16  // behind the point
-#define SEGMENT_STEPS 2048  // of a panel, which the second-level cache has room for beside what comes next
+#define SEGMENT_STEPS 64  // of a panel, 16 KiB once they are widened: they stay in the first-level cache, and so do as many of x
 
 // The next part, or what is left of it to be widened.
 typedef struct {
@@ -145,51 +145,33 @@ static inline const uint8_t *ahead_of(const TwelvePart *part, long steps, const 
     return left > FEW_ROWS_AHEAD ? part->steps + FEW_ROWS_AHEAD * STEP_BYTES : (const uint8_t *)later + (FEW_ROWS_AHEAD - left) * STEP_BYTES;
 }
 
-// Sums of 16 rows and 64 columns, or of 32 rows and 32 columns, `half` of them, which stay in registers all along K; a block is
-// multiplied while the next one is widened. `panel` begins with the first of `steps`.
-typedef struct {
-    const char *x;       // of the first row
-    long block_bytes;    // from one block of x to the next
-    const TwelvePart *panel;
-    long steps;
-    const char *ahead;   // what is fetched meanwhile
-    long lines;          // of it for each step
-    uint32_t *words;     // room for two blocks
-    int adds;            // to c
-} AmxRun;
-
-static inline __attribute__((always_inline)) void run_along(const AmxRun *run, float *c, const int is_half, const int half) {
-    const long c_bytes = PANEL * 4, columns = is_half ? PANEL / 2 : PANEL, panel_bytes = columns * 4, quarter = AMX_STEPS / 4;
-    const int num_vectors = is_half ? VECTORS / 2 : VECTORS, first_vector = half * VECTORS / 2;
-    const TwelvePart part = *run->panel;  // whose numbers stay in registers, whatever is written
-    const long end = part.first + run->steps, lines = run->lines;
-    const char *x = run->x, *ahead = run->ahead;
+// scratch->sums[16, 64] of up to 16 rows, which stay in registers all along K. A block is multiplied while the next one is widened.
+static void amx_16_along(long steps, const char *x, long block_bytes, const TwelvePart *panel, PanelScratch *scratch) {
+    const long panel_bytes = PANEL * 4, quarter = AMX_STEPS / 4;
+    const TwelvePart part = *panel;  // whose numbers stay in registers, whatever is written
     const uint8_t *step = part.steps;
     const Exception *exception = part.exception;
-    uint32_t *words = run->words, *other = words + AMX_STEPS * columns;
-    long number = part.first;
-    float *lower = is_half ? c + AMX_ROWS * PANEL : c + 2 * AMX_COLUMNS;  // of the other two tiles of sums
-    AMX_BEGIN_ALL(c, lower, c_bytes, run->adds);
-#define WIDEN_STEPS(COUNT, TO)                                                                                  \
-    do {                                                                                                        \
-        uint32_t *to = TO;                                                                                      \
-        for (const long stop = number + (COUNT) < end ? number + (COUNT) : end; number < stop; number++) {      \
-            for (int line = 0; line < 2 && is_half; line++)                                                     \
-                __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + (line ? 2 : half) * 64);                   \
-            for (int line = 0; line < STEP_LINES && !is_half; line++)                                           \
-                __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);                                \
-            if (lines > 0) __builtin_prefetch(ahead, 0, 2);                                                     \
-            if (lines > 1) __builtin_prefetch(ahead + 64, 0, 2);                                                \
-            if (lines > 2) __builtin_prefetch(ahead + 128, 0, 2);                                               \
-            exception = write_vectors(step, number, exception, &part, to, first_vector, num_vectors);           \
-            step += STEP_BYTES, ahead += lines * 64, to += columns;                                             \
-        }                                                                                                       \
+    uint32_t *words = scratch->widened, *other = words + AMX_STEPS * PANEL;
+    float *c = scratch->sums;
+    long number = 0;
+    AMX_BEGIN_ALL(c, c + 2 * AMX_COLUMNS, panel_bytes, 0);
+#define WIDEN_STEPS(COUNT, TO)                                                                             \
+    do {                                                                                                   \
+        uint32_t *to = TO;                                                                                 \
+        for (const long stop = number + (COUNT) < steps ? number + (COUNT) : steps; number < stop; number++) { \
+            for (int line = 0; line < STEP_LINES; line++) {                                                \
+                __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);                           \
+                __builtin_prefetch(step + FEW_ROWS_AHEAD * STEP_BYTES + line * 64, 0, 2);                  \
+            }                                                                                              \
+            exception = write_step(step, number, exception, &part, to);                                    \
+            step += STEP_BYTES, to += PANEL;                                                               \
+        }                                                                                                  \
     } while (0)
-#define WIDEN_QUARTER(QUARTER) WIDEN_STEPS(quarter, other + QUARTER * quarter * columns)
+#define WIDEN_QUARTER(QUARTER) WIDEN_STEPS(quarter, other + QUARTER * quarter * PANEL)
     WIDEN_STEPS(AMX_STEPS, words);
-    for (long block = part.first; block < end; block += AMX_STEPS, x += run->block_bytes) {
-        if (end - block < AMX_STEPS)  // the last one
-            memset(words + (end - block) * columns, 0, (size_t)((AMX_STEPS - (end - block)) * columns) * sizeof *words);
+    for (long block = 0; block < steps; block += AMX_STEPS, x += block_bytes) {
+        if (steps - block < AMX_STEPS)  // the last one
+            memset(words + (steps - block) * PANEL, 0, (size_t)((AMX_STEPS - (steps - block)) * PANEL) * sizeof *words);
         AMX_LOAD(4, x, AMX_ROW_BYTES);
         AMX_LOAD(6, words, panel_bytes);
         AMX_MULTIPLY(0, 4, 6);
@@ -197,77 +179,161 @@ static inline __attribute__((always_inline)) void run_along(const AmxRun *run, f
         AMX_LOAD(7, words + AMX_COLUMNS, panel_bytes);
         AMX_MULTIPLY(1, 4, 7);
         WIDEN_QUARTER(1);
-        if (is_half) {
-            AMX_LOAD(5, x + AMX_ROWS * AMX_ROW_BYTES, AMX_ROW_BYTES);
-            AMX_MULTIPLY(2, 5, 6);
-            WIDEN_QUARTER(2);
-            AMX_MULTIPLY(3, 5, 7);
-            WIDEN_QUARTER(3);
-        } else {
-            AMX_LOAD(6, words + 2 * AMX_COLUMNS, panel_bytes);
-            AMX_MULTIPLY(2, 4, 6);
-            WIDEN_QUARTER(2);
-            AMX_LOAD(7, words + 3 * AMX_COLUMNS, panel_bytes);
-            AMX_MULTIPLY(3, 4, 7);
-            WIDEN_QUARTER(3);
-        }
+        AMX_LOAD(6, words + 2 * AMX_COLUMNS, panel_bytes);
+        AMX_MULTIPLY(2, 4, 6);
+        WIDEN_QUARTER(2);
+        AMX_LOAD(7, words + 3 * AMX_COLUMNS, panel_bytes);
+        AMX_MULTIPLY(3, 4, 7);
+        WIDEN_QUARTER(3);
         uint32_t *now = words;
         words = other, other = now;
     }
 #undef WIDEN_QUARTER
 #undef WIDEN_STEPS
-    AMX_STORE_ALL(c, lower, c_bytes);
+    AMX_STORE_ALL(c, c + 2 * AMX_COLUMNS, panel_bytes);
 }
 
-static void run_whole(const AmxRun *run, float *c) { run_along(run, c, 0, 0); }
-static void run_first_half(const AmxRun *run, float *c) { run_along(run, c, 1, 0); }
-static void run_last_half(const AmxRun *run, float *c) { run_along(run, c, 1, 1); }
+typedef struct {
+    const uint8_t *step;         // the next one
+    long number;                 // which it is
+    const Exception *exception;  // the first one of it, or behind it
+} PanelPlace;
 
-// Up to FEW_ROWS: memory is slower than to widen a panel again for every 32 of them.
-static void amx_few_rows(long num_rows, long steps, const AmxX *x, long first_row, TwelvePart *part, const void *later,
-                         PanelScratch *scratch, const RowsDone *done) {
-    const long num_runs = num_rows <= AMX_ROWS ? 1 : (num_rows + AMX_GROUP - 1) / AMX_GROUP * 2;
-    for (long left = steps, count; left; left -= count, part->steps += count * STEP_BYTES, part->first += count) {
-        count = left < SEGMENT_STEPS ? left : SEGMENT_STEPS;
-        while (part->exception->step < part->first) part->exception++;
-        AmxRun run = {.panel = part, .steps = count, .words = scratch->widened,
-                      .ahead = left > count ? (const char *)part->steps + count * STEP_BYTES : later, .adds = left < steps};
-        if (num_runs == 1) run.ahead = (const char *)part->steps + FEW_ROWS_AHEAD * STEP_BYTES;  // and beyond the panel
-        long to_fetch = STEP_LINES;
-        for (long nth = 0; nth < num_runs; nth++) {
-            const long row = nth / 2 * AMX_GROUP;
-            float *sums = scratch->sums + row * PANEL;
-            run.x = amx_x(x, first_row + row, (steps - left) / AMX_STEPS);
-            run.block_bytes = amx_block_bytes(first_row + row, x->num_rows);
-            run.lines = (to_fetch + num_runs - nth - 1) / (num_runs - nth);
-            if (num_runs == 1) run_whole(&run, sums);
-            else if (nth % 2 == 0) run_first_half(&run, sums);
-            else run_last_half(&run, sums + PANEL / 2);
-            to_fetch -= run.lines, run.ahead += count * run.lines * 64;
+// How far a panel is widened: a segment at a time, half of its columns and then the other, and both again for each 32 rows.
+typedef struct {
+    PanelPlace at, segment;  // what comes next; where its segment begins
+    long segment_end, end;   // steps
+    long half, passes;       // of the columns; over the segment, this one and those that follow
+    const uint8_t *ahead;    // what is fetched meanwhile
+    const void *later;       // so, when the panel ends
+} Halves;
+
+static inline __attribute__((always_inline)) void begin_segment(Halves *halves, const int num_passes) {
+    const long left = halves->end - halves->at.number;
+    halves->segment = halves->at, halves->half = 0, halves->passes = num_passes;
+    halves->segment_end = left > SEGMENT_STEPS ? halves->at.number + SEGMENT_STEPS : halves->end;
+    halves->ahead = left > SEGMENT_STEPS ? halves->at.step + SEGMENT_STEPS * STEP_BYTES : halves->later;
+}
+
+// Half a step, but for its exceptions: write_vectors, of a half that is not known before.
+static inline __attribute__((always_inline)) void write_half_step(const uint8_t *step, long half, const TwelvePart *part, uint32_t *words) {
+    const uint8_t *low_bytes = step + half * 64, *codes = step + PANEL * 2;
+    __builtin_prefetch(low_bytes + NEAR_TWELVE * STEP_BYTES);
+    __builtin_prefetch(codes + NEAR_TWELVE * STEP_BYTES);
+    const vuint shift = (vuint){} + 4 * (uint32_t)half;
+    const vuint low = vload_bits(low_bytes), high = vlook_up(part->table, vload_bits(codes) >> shift & part->nibbles);
+    vstore_bits(words, vjoin_first(low, high));
+    vstore_bits(words + LANES, vjoin_last(low, high));
+}
+
+// Widen a quarter of a block, with zeros behind K, and return where it ends. All passes together fetch as much as they widen.
+static inline __attribute__((always_inline)) uint32_t *widen_half_quarter(
+    Halves *halves, const TwelvePart *part, uint32_t *words, const int num_passes) {
+    const long columns = PANEL / 2, quarter = AMX_STEPS / 4, half = halves->half, number = halves->at.number;
+    const long count = halves->end - number < quarter ? halves->end - number : quarter;
+    const uint8_t *step = halves->at.step;
+    if (__builtin_expect(count == quarter, 1)) {
+        const int lines = AMX_STEPS / 4 * STEP_LINES / num_passes;
+#pragma GCC unroll 4
+        for (int i = 0; i < quarter; i++) {
+#pragma GCC unroll 4
+            for (int line = lines * i / 4; line < lines * (i + 1) / 4; line++) __builtin_prefetch(halves->ahead + line * 64, 0, 2);
+            write_half_step(step + i * STEP_BYTES, half, part, words + i * columns);
+        }
+        halves->ahead += lines * 64;
+    } else {
+        for (long i = 0; i < count; i++) write_half_step(step + i * STEP_BYTES, half, part, words + i * columns);
+        memset(words + count * columns, 0, (size_t)((quarter - count) * columns) * sizeof *words);
+    }
+    const Exception *exception = halves->at.exception;
+    for (; __builtin_expect(exception->step < number + count, 0); exception++) {
+        const long place = exception->place - half * 2 * columns;
+        if (place >= 0 && place < 2 * columns) ((uint16_t *)(words + (exception->step - number) * columns))[place] = exception->value;
+    }
+    halves->at = (PanelPlace){step + count * STEP_BYTES, number + count, exception};
+    return words + quarter * columns;
+}
+
+// Where to go on behind a block.
+static inline __attribute__((always_inline)) void turn_over(Halves *halves, const int num_passes) {
+    if (halves->at.number < halves->segment_end) return;
+    if (--halves->passes) halves->at = halves->segment, halves->half ^= 1;
+    else begin_segment(halves, num_passes);
+}
+
+// scratch->sums[rows, 64] of `num_groups` times 32 rows. A block of half the columns is multiplied while the next one is widened.
+// Sums leave their registers behind each segment, so that what the other half and more rows read again is still in the first-level
+// cache: while memory is read, lines from the second one come as an addition to its time.
+static inline __attribute__((always_inline)) void amx_halves(
+    const int num_groups, long steps, const AmxX *x, long first_row, const TwelvePart *panel, const void *later, PanelScratch *scratch) {
+    const TwelvePart part = *panel;  // whose numbers stay in registers, whatever is written
+    const int num_passes = 2 * num_groups;
+    const long columns = PANEL / 2, half_bytes = columns * 4, c_bytes = PANEL * 4;
+    uint32_t *words = scratch->widened, *other = words + AMX_STEPS * columns;
+    Halves halves = {.at = {part.steps, 0, part.exception}, .end = steps, .later = later};
+    begin_segment(&halves, num_passes);
+#define WIDEN_QUARTER to = widen_half_quarter(&halves, &part, to, num_passes)
+    uint32_t *to = words;
+    WIDEN_QUARTER; WIDEN_QUARTER; WIDEN_QUARTER; WIDEN_QUARTER;
+    turn_over(&halves, num_passes);
+    for (long first = 0; first < steps; first += SEGMENT_STEPS) {
+        const long left = steps - first, blocks = ((left < SEGMENT_STEPS ? left : SEGMENT_STEPS) + AMX_STEPS - 1) / AMX_STEPS;
+        for (long pass = 0; pass < num_passes; pass++) {
+            const long row = pass / 2 * AMX_GROUP, block_bytes = amx_block_bytes(first_row + row, x->num_rows);
+            const char *from = amx_x(x, first_row + row, first / AMX_STEPS);
+            float *c = scratch->sums + row * PANEL + pass % 2 * columns, *lower = c + AMX_ROWS * PANEL;
+            AMX_BEGIN_ALL(c, lower, c_bytes, first > 0);
+            for (long block = 0; block < blocks; block++, from += block_bytes) {
+                to = other;
+                AMX_LOAD(4, from, AMX_ROW_BYTES);
+                AMX_LOAD(6, words, half_bytes);
+                AMX_MULTIPLY(0, 4, 6);
+                WIDEN_QUARTER;
+                AMX_LOAD(7, words + AMX_COLUMNS, half_bytes);
+                AMX_MULTIPLY(1, 4, 7);
+                WIDEN_QUARTER;
+                AMX_LOAD(5, from + AMX_ROWS * AMX_ROW_BYTES, AMX_ROW_BYTES);
+                AMX_MULTIPLY(2, 5, 6);
+                WIDEN_QUARTER;
+                AMX_MULTIPLY(3, 5, 7);
+                WIDEN_QUARTER;
+                turn_over(&halves, num_passes);
+                other = words, words = to - AMX_STEPS * columns;
+            }
+            AMX_STORE_ALL(c, lower, c_bytes);
         }
     }
-    done->tell(done, 0, num_rows);
+#undef WIDEN_QUARTER
+}
+
+static void amx_halves_32(long steps, const AmxX *x, long first_row, const TwelvePart *panel, const void *later, PanelScratch *scratch) {
+    amx_halves(1, steps, x, first_row, panel, later, scratch);
+}
+static void amx_halves_64(long steps, const AmxX *x, long first_row, const TwelvePart *panel, const void *later, PanelScratch *scratch) {
+    amx_halves(2, steps, x, first_row, panel, later, scratch);
 }
 
 // scratch->sums[num_rows, 64] = rows of x from `first_row` on, which begins a group, times a panel. `later` is fetched in the end.
 static void amx_twelve_product(long num_rows, long steps, const AmxX *x, long first_row, const TwelvePart *panel, const void *later,
                                PanelScratch *scratch, const RowsDone *done) {
     Widening widening = {.part = *panel};
-    uint32_t *words = scratch->widened, *other = words + K_PART_STEPS * PANEL;
+    uint32_t *words = scratch->widened, *other = words + SEGMENT_STEPS * PANEL;
     AmxProduct product = {.row_bytes = AMX_ROW_BYTES, .c_bytes = PANEL * 4};
-    if (num_rows <= FEW_ROWS) {
-        amx_few_rows(num_rows, steps, x, first_row, &widening.part, later, scratch, done);
+    if (num_rows <= FEW_ROWS) {  // memory is slower than to widen a panel again for every 32 of them
+        if (num_rows <= AMX_ROWS) amx_16_along(steps, amx_x(x, first_row, 0), amx_block_bytes(first_row, x->num_rows), panel, scratch);
+        else (num_rows <= AMX_GROUP ? amx_halves_32 : amx_halves_64)(steps, x, first_row, panel, later, scratch);
+        done->tell(done, 0, num_rows);
         return;
     }
     widening.part.ahead = ahead_of(panel, steps, later);
-    widening.end = steps < K_PART_STEPS ? steps : K_PART_STEPS, widening.words = words;
+    widening.end = steps < SEGMENT_STEPS ? steps : SEGMENT_STEPS, widening.words = words;
     end_widening(&widening);
     for (long first = 0; first < steps;) {
         const long end = widening.end, left = steps - end;
         product.blocks = (end - first + AMX_STEPS - 1) / AMX_STEPS;
         product.words = words, product.adds = first > 0;
         widening.part.ahead = ahead_of(&widening.part, steps, later);
-        widening.end = left < K_PART_STEPS ? steps : end + K_PART_STEPS, widening.words = other;
+        widening.end = left < SEGMENT_STEPS ? steps : end + SEGMENT_STEPS, widening.words = other;
         amx_multiply(num_rows, x, first_row, first / AMX_STEPS, &product, scratch->sums, left ? &widening : NULL, left ? NULL : done);
         uint32_t *now = words;
         words = other, other = now, first = end;
@@ -278,8 +344,8 @@ static void amx_twelve_product(long num_rows, long steps, const AmxX *x, long fi
 static void amx_dense_product(long num_rows, long steps, const AmxX *x, long first_row, const uint32_t *panel,
                               PanelScratch *scratch, const RowsDone *done) {
     AmxProduct product = {.row_bytes = AMX_ROW_BYTES, .c_bytes = PANEL * 4};
-    for (long first = 0; first < steps; first += K_PART_STEPS) {
-        const long left = steps - first, count = left < K_PART_STEPS ? left : K_PART_STEPS;
+    for (long first = 0; first < steps; first += SEGMENT_STEPS) {
+        const long left = steps - first, count = left < SEGMENT_STEPS ? left : SEGMENT_STEPS;
         product.blocks = (count + AMX_STEPS - 1) / AMX_STEPS;
         product.words = panel + first * PANEL, product.adds = first > 0;
         if (count % AMX_STEPS) {
