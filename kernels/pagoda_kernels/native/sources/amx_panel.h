@@ -215,7 +215,7 @@ static inline __attribute__((always_inline)) void begin_segment(Halves *halves, 
     halves->ahead = left > SEGMENT_STEPS ? halves->at.step + SEGMENT_STEPS * STEP_BYTES : halves->later;
 }
 
-// Half a step, but for its exceptions: write_vectors, of a half that is not known before.
+// Half of a step, but for its exceptions (write_step).
 static inline __attribute__((always_inline)) void write_half_step(const uint8_t *step, long half, const TwelvePart *part, uint32_t *words) {
     const uint8_t *low_bytes = step + half * 64, *codes = step + PANEL * 2;
     __builtin_prefetch(low_bytes + NEAR_TWELVE * STEP_BYTES);

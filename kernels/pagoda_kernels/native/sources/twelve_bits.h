@@ -113,28 +113,19 @@ static inline __attribute__((always_inline)) void widen_twelve(
     }
 }
 
-// Write vectors `first` and on of a step, with its exceptions if `exception` and those behind it are some; return the first one
-// of a later step. Nothing is called, and two vectors are widened at a time: all sums of a tile would go to memory else.
-static inline __attribute__((always_inline)) const Exception *write_vectors(
-    const uint8_t *step, long number, const Exception *exception, const TwelvePart *part, uint32_t *words,
-    const int first, const int num_vectors) {
+// Write a step, with its exceptions if `exception` and those behind it are some; return the first one of a later step. Nothing is
+// called, and two vectors are widened at a time: all sums of a tile would go to memory else.
+static inline __attribute__((always_inline)) const Exception *write_step(
+    const uint8_t *step, long number, const Exception *exception, const TwelvePart *part, uint32_t *words) {
 #pragma GCC unroll 8
-    for (int j = 0; j < num_vectors; j += 2) {
+    for (int j = 0; j < VECTORS; j += 2) {
         vuint w[2];
-        widen_twelve(step, part, first + j, 2, w);
+        widen_twelve(step, part, j, 2, w);
         vstore_bits(words + j * LANES, w[0]);
         vstore_bits(words + (j + 1) * LANES, w[1]);
     }
-    for (; exception->step == number; exception++) {
-        const long place = exception->place - first * 2 * LANES;
-        if (num_vectors == VECTORS || (place >= 0 && place < num_vectors * 2 * LANES)) ((uint16_t *)words)[place] = exception->value;
-    }
+    for (; exception->step == number; exception++) ((uint16_t *)words)[exception->place] = exception->value;
     return exception;
-}
-
-static inline __attribute__((always_inline)) const Exception *write_step(
-    const uint8_t *step, long number, const Exception *exception, const TwelvePart *part, uint32_t *words) {
-    return write_vectors(step, number, exception, part, words, 0, VECTORS);
 }
 
 // sums[m, num_vectors] += rows of x times one step: `step`, or `words` of an exceptional one. keeps: write what is widened.
