@@ -145,51 +145,41 @@ static inline const uint8_t *ahead_of(const TwelvePart *part, long steps, const 
     return left > FEW_ROWS_AHEAD ? part->steps + FEW_ROWS_AHEAD * STEP_BYTES : (const uint8_t *)later + (FEW_ROWS_AHEAD - left) * STEP_BYTES;
 }
 
+// Widen a quarter of a block, or what is left.
+static inline __attribute__((always_inline)) void widen_quarter(Widening *widening) {
+    const long left = widening->end - widening->part.first;
+    widen_steps(widening, left < AMX_STEPS / 4 ? left : AMX_STEPS / 4);
+}
+
 // scratch->sums[16, 64] of up to 16 rows, which stay in registers all along K. A block is multiplied while the next one is widened.
 static void amx_16_along(long steps, const char *x, long block_bytes, const TwelvePart *panel, PanelScratch *scratch) {
-    const long panel_bytes = PANEL * 4, quarter = AMX_STEPS / 4;
-    const TwelvePart part = *panel;  // whose numbers stay in registers, whatever is written
-    const uint8_t *step = part.steps;
-    const Exception *exception = part.exception;
+    const long panel_bytes = PANEL * 4;
     uint32_t *words = scratch->widened, *other = words + AMX_STEPS * PANEL;
     float *c = scratch->sums;
-    long number = 0;
+    Widening widening = {.part = *panel, .end = steps, .words = words};
+    widening.part.ahead = panel->steps + FEW_ROWS_AHEAD * STEP_BYTES;  // and beyond the panel
     AMX_BEGIN_ALL(c, c + 2 * AMX_COLUMNS, panel_bytes, 0);
-#define WIDEN_STEPS(COUNT, TO)                                                                             \
-    do {                                                                                                   \
-        uint32_t *to = TO;                                                                                 \
-        for (const long stop = number + (COUNT) < steps ? number + (COUNT) : steps; number < stop; number++) { \
-            for (int line = 0; line < STEP_LINES; line++) {                                                \
-                __builtin_prefetch(step + NEAR_TWELVE * STEP_BYTES + line * 64);                           \
-                __builtin_prefetch(step + FEW_ROWS_AHEAD * STEP_BYTES + line * 64, 0, 2);                  \
-            }                                                                                              \
-            exception = write_step(step, number, exception, &part, to);                                    \
-            step += STEP_BYTES, to += PANEL;                                                               \
-        }                                                                                                  \
-    } while (0)
-#define WIDEN_QUARTER(QUARTER) WIDEN_STEPS(quarter, other + QUARTER * quarter * PANEL)
-    WIDEN_STEPS(AMX_STEPS, words);
+    for (int quarter = 0; quarter < 4; quarter++) widen_quarter(&widening);
     for (long block = 0; block < steps; block += AMX_STEPS, x += block_bytes) {
         if (steps - block < AMX_STEPS)  // the last one
             memset(words + (steps - block) * PANEL, 0, (size_t)((AMX_STEPS - (steps - block)) * PANEL) * sizeof *words);
+        widening.words = other;
         AMX_LOAD(4, x, AMX_ROW_BYTES);
         AMX_LOAD(6, words, panel_bytes);
         AMX_MULTIPLY(0, 4, 6);
-        WIDEN_QUARTER(0);
+        widen_quarter(&widening);
         AMX_LOAD(7, words + AMX_COLUMNS, panel_bytes);
         AMX_MULTIPLY(1, 4, 7);
-        WIDEN_QUARTER(1);
+        widen_quarter(&widening);
         AMX_LOAD(6, words + 2 * AMX_COLUMNS, panel_bytes);
         AMX_MULTIPLY(2, 4, 6);
-        WIDEN_QUARTER(2);
+        widen_quarter(&widening);
         AMX_LOAD(7, words + 3 * AMX_COLUMNS, panel_bytes);
         AMX_MULTIPLY(3, 4, 7);
-        WIDEN_QUARTER(3);
+        widen_quarter(&widening);
         uint32_t *now = words;
         words = other, other = now;
     }
-#undef WIDEN_QUARTER
-#undef WIDEN_STEPS
     AMX_STORE_ALL(c, c + 2 * AMX_COLUMNS, panel_bytes);
 }
 
@@ -233,7 +223,7 @@ static inline __attribute__((always_inline)) uint32_t *widen_half_quarter(
     const long count = halves->end - number < quarter ? halves->end - number : quarter;
     const uint8_t *step = halves->at.step;
     if (__builtin_expect(count == quarter, 1)) {
-        const int lines = AMX_STEPS / 4 * STEP_LINES / num_passes;
+        const int lines = (int)quarter * STEP_LINES / num_passes;
 #pragma GCC unroll 4
         for (int i = 0; i < quarter; i++) {
 #pragma GCC unroll 4
